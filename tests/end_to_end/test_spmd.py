@@ -11,14 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate import ProcessJob, SPMDFailed
+from meshgate.cli.ranks import why
 from meshgate.jobs.spmd.run import _count_processes
 from meshgate.spmd import SPMDJob, serve
+from tests.waiting import wait_for
 
 # Records what a rank finds, then does what the arguments say: "fail RANK", "exit CODE", "kill RANK", "orphan RANK",
 # "save".
@@ -230,6 +233,58 @@ def test_each_run_takes_the_files_as_they_are(synced: ProcessJob, project: Path)
     (project / "sub" / "train.py").write_text("raise SystemExit(9)\n")
     with pytest.raises(SPMDFailed, match="exit code 9"):
         spmd.run_spmd()
+
+
+HANGS = """
+import os, socket, sys, threading, time
+
+rank, place = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+def serve():
+    with socket.create_server(place, reuse_port=True) as server:
+        for peer in [server.accept()[0] for _ in range(4)]:
+            peer.send(b"x")
+
+def connect():
+    while True:
+        try:
+            return socket.create_connection(place)
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+def barrier():
+    connect().recv(1)
+
+def load():
+    while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+
+if rank == 0:
+    threading.Thread(target=serve).start()
+if rank == 1:
+    load()
+barrier()
+"""
+
+
+def test_a_rank_for_which_the_others_wait_is_named_with_its_place(job: ProcessJob, project: Path) -> None:
+    (project / "hangs.py").write_text(HANGS)
+    data = project / "data"
+    barrier, load = (HANGS[: HANGS.index(text)].count("\n") + 1 for text in (".recv", "while not"))
+    hung = f"3 of 4 ranks are in barrier (hangs.py:{barrier}), rank 1 is in load (hangs.py:{load})"
+
+    def places() -> str:
+        (found,) = [report.places for report in why(job.status(), job.stacks()).calls] or [""]
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(SPMDJob(job, ["torchrun", "--nproc-per-node=2", "hangs.py", str(data)]).run_spmd)
+        try:
+            wait_for(lambda: ended.done() or places() == hung, hung)
+            groups = [[each.rank for each in group] for group in job.stacks().groups().values()]
+        finally:
+            data.touch()
+        ended.result()
+    assert sorted(groups) == [[0], [1], [2, 3]]  # rank 0 has another thread
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from meshgate.cli.models import (
 )
 from meshgate.cli.status import call_text, late_ranks, waiting_text
 from meshgate.jobs.find import find_job
-from meshgate.ranks.stacks import ProcessStacks, Stacks
+from meshgate.ranks.stacks import ProcessStacks, Stacks, places_text
 from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, JobStatus, MeshStatus
 
@@ -103,6 +103,7 @@ class CallReport(Result):
 
     session: str
     call: CallStatus
+    places: str = Field(default="", description="which ranks of a training script are where")
     processes: list[ProcessReport]
 
 
@@ -264,10 +265,17 @@ def _often(mesh: MeshStatus) -> float:
 
 
 def _report(session: str, call: CallStatus, stacks: Iterable[ProcessStacks]) -> CallReport:
-    wanted = list(call.processes.values())[:RANKS_EXPLAINED]
+    """Of a training script, one rank for each place."""
     # Another session may have a mesh of the same name on the same hosts.
-    waiting = [each for each in stacks if (each.session, each.mesh) == (session, call.procs) and each.rank in wanted]
-    return CallReport(session=session, call=call, processes=[_process(each) for each in waiting])
+    mesh = [each for each in stacks if (each.session, each.mesh) == (session, call.procs)]
+    scripts = [each for each in mesh if each.script]
+    wanted = list(call.processes.values())[:RANKS_EXPLAINED]
+    first_at = {each.place: each for each in reversed(scripts)}
+    waiting = sorted(first_at.values(), key=lambda each: each.rank) or [each for each in mesh if each.rank in wanted]
+    places = places_text(scripts, call.total)
+    return CallReport(
+        session=session, call=call, places=places, processes=[_process(each) for each in waiting[:RANKS_EXPLAINED]]
+    )
 
 
 def _process(process: ProcessStacks) -> ProcessReport:
@@ -293,6 +301,8 @@ def _show(result: Why, console: Console) -> None:
         title = f"session {report.session[:8]}: " if several else ""
         title += f"{call_text(call)}, called {age_text(call.age)} ago: {answered}"
         console.print(f"{title}; waits for {waiting_text(call)}", markup=False)
+        if report.places:
+            console.print(f"  {report.places}", markup=False)
         for process in report.processes:
             console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:", markup=False)
             console.print("\n".join(f"  {line}" for line in process.stack.splitlines()), markup=False)

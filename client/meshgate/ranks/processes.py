@@ -7,10 +7,13 @@ A mark's first line is JSON that describes the process; only processes of the sa
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import subprocess
 from typing import Any
+
+SCRIPT_MARK = "meshgate-script"
 
 # Kills the process group $1 when its standard input is closed, which happens when this process ends in any way.
 _END_WITH_PARENT = 'read _; kill -9 -"$1" 2>/dev/null'
@@ -70,3 +73,57 @@ def start_guard(group: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         ["/bin/sh", "-c", _END_WITH_PARENT, "guard", str(group)], stdin=subprocess.PIPE, start_new_session=True
     )
+
+
+def write_startup(directory: str, about: dict[str, Any]) -> None:
+    """Writes a ``sitecustomize.py`` that marks each interpreter which starts with ``directory`` first in PYTHONPATH."""
+    source = inspect.getsource(serve_script_stacks)
+    arguments = SCRIPT_MARK, json.dumps(about), directory
+    text = (
+        f"from __future__ import annotations\n\n{source}\nserve_script_stacks{arguments!r}\n"
+        # ``site`` ignores that there is none. Otherwise the interpreter has its own one, as without this file.
+        "import sys\ndel sys.modules['sitecustomize']\nimport sitecustomize\n"
+    )
+    with open(os.path.join(directory, "sitecustomize.py"), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def serve_script_stacks(name: str, about: str, directory: str) -> None:
+    """Runs in the interpreter of a training script before the script, alone, and leaves no other trace in it.
+
+    ``faulthandler`` appends the stacks to the mark ``name`` at a signal. There is no thread that answers, as in actors:
+    it would make ``os.fork`` warn. A script that installs its own handler for this signal is noted in the mark, so that
+    no reader sends it. Children, which get the variable and the path without ``directory``, are not marked.
+    """
+    import _signal  # noqa: PLC0415 - ``signal`` imports much more
+    import faulthandler  # noqa: PLC0415
+    import os  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    places = [place for place in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if place != directory]
+    if places:
+        os.environ["PYTHONPATH"] = os.pathsep.join(places)
+    sys.path[:] = [place for place in sys.path if place != directory]
+    sys.path_importer_cache.pop(directory, None)
+    if not hasattr(os, "memfd_create"):
+        return
+    first = os.memfd_create(name)
+    mark = os.open(f"/proc/self/fd/{first}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    os.close(first)
+    number, pid, same = int(_signal.SIGRTMAX) - 3, os.getpid(), os.fstat(mark).st_ino
+    os.write(mark, f'{{"pid": {pid}, "signal": {number}, {about[1:]}\n'.encode())
+    faulthandler.register(number, file=mark, all_threads=True, chain=False)
+    install = _signal.signal
+
+    def signal(signalnum, handler):  # type: ignore[no-untyped-def]
+        if signalnum == number and os.getpid() == pid:
+            try:
+                if os.fstat(mark).st_ino == same:  # the script may have closed it
+                    os.ftruncate(mark, 0)
+                    os.write(mark, f'{{"pid": {pid}, "taken": true, {about[1:]}\n'.encode())
+            except OSError:
+                pass
+        return install(signalnum, handler)
+
+    signal.__doc__ = install.__doc__
+    _signal.signal = signal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,9 @@ ANSWER_TIMEOUT = 2.0  # seconds that a process has to answer, twice
 # Files of the frames around those of endpoints, which say nothing.
 _AROUND = ("/monarch/", "/asyncio/", "/meshgate_", "<_meshgate_sync_", "<meshgate_", "<frozen ")
 _LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+_SCRIPT_ACTORS = "<meshgate_jobs_spmd_rank_actors_"  # the file of the actors that run training scripts
+_NO_SCRIPT = "runs a script whose stack cannot be read: it is not Python, or Python without PYTHONPATH or `site`"
 
 
 class Frame(NamedTuple):
@@ -53,6 +56,23 @@ class Thread:
         kind = "task" if self.task else "thread"
         return "\n".join([f"{kind} {self.name}", *map(str, self.frames)])
 
+    @property
+    def place(self) -> str:
+        """``all_reduce (train.py:24)``: what the user's code called, and where. "" if it runs none."""
+        frames = self.user_frames
+        own = [index for index, each in enumerate(frames) if not _is_foreign(each)]
+        if not own:
+            return ""
+        frame = frames[own[-1]]
+        # Decorators and private functions of a library stand between its public function and the user.
+        called = (each.function.rpartition(".")[2] for each in frames[own[-1] + 1 :])
+        named = next((name for name in called if not name.startswith("_") and name != "wrapper"), frame.function)
+        return f"{named} ({frame.file.rpartition('/')[2]}:{frame.line})"
+
+
+def _is_foreign(frame: Frame) -> bool:
+    return any(pattern.search(frame.file) for pattern in (_LIBRARY, _INSTALLED)) or frame.file.startswith("<")
+
 
 def _is_around(frame: Frame) -> bool:
     return any(part in frame.file for part in _AROUND)
@@ -71,6 +91,8 @@ class ProcessStacks:
     problem: str = ""
     note: str = ""
     session: str = ""
+    script: bool = False
+    """Whether it is the interpreter of a training script."""
 
     @property
     def busy(self) -> tuple[Thread, ...]:
@@ -86,7 +108,18 @@ class ProcessStacks:
         else:
             texts = ["\n".join(map(str, thread.user_frames)) for thread in self.busy]
         texts += [f"  ({self.note})"] if self.note else []
+        if not texts and self.script:
+            texts = ["\n".join(map(str, thread.frames)) for thread in self.threads[-1:]]
+        if not texts and any(frame.file.startswith(_SCRIPT_ACTORS) for each in self.threads for frame in each.frames):
+            return f"  {_NO_SCRIPT}"
         return "\n".join(texts) or "  idle: waits for calls"
+
+    @property
+    def place(self) -> str:
+        """Where a training script is, for a line that names many ranks; ``faulthandler`` lists its main thread last."""
+        if self.problem:
+            return f"an unknown place: {self.problem}"
+        return next(filter(None, (thread.place for thread in self.threads[::-1])), "code that is not the script's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +173,15 @@ def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | N
             problems[name] = str(error)
         finally:
             procs.stop()
-    chosen = (each for each in found if each.mesh not in OWN_MESHES and (wanted is None or each.rank in wanted))
+    # A script stands for the actor that has started it.
+    scripts = {(each.session, each.mesh, each.rank) for each in found if each.script}
+    chosen = (
+        each
+        for each in found
+        if each.mesh not in OWN_MESHES
+        and (wanted is None or each.rank in wanted)
+        and (each.script or (each.session, each.mesh, each.rank) not in scripts)
+    )
     return Stacks(tuple(sorted(chosen, key=lambda each: (each.mesh, each.rank, each.pid))), problems)
 
 
@@ -159,7 +200,23 @@ def _process(answer: dict[str, Any]) -> ProcessStacks:
         problem=answer.get("problem", ""),
         note=answer.get("note", ""),
         session=answer["session"],
+        script=answer.get("script", False),
     )
+
+
+def places_text(scripts: Iterable[ProcessStacks], total: int) -> str:
+    """``3 of 4 ranks are in all_reduce (train.py:24), rank 1 is in load (train.py:12)``; "" without scripts."""
+    groups: dict[str, list[int]] = {}
+    for process in scripts:
+        groups.setdefault(process.place, []).append(process.rank)
+    texts = []
+    for place, ranks in sorted(groups.items(), key=lambda group: -len(group[1])):
+        if not texts and len(ranks) > 1:
+            who = f"all {total} ranks" if len(ranks) == total else f"{len(ranks)} of {total} ranks"
+        else:
+            who = f"rank{'' if len(ranks) == 1 else 's'} {_ranges(sorted(ranks))}"
+        texts.append(f"{who} {'is' if len(ranks) == 1 else 'are'} in {place}")
+    return ", ".join(texts)
 
 
 def _names(group: Sequence[ProcessStacks]) -> str:

@@ -1,12 +1,14 @@
 """The actor that reads the Python stacks of the processes on a host; it needs nothing but torchmonarch.
 
-``meshgate_gateway/engine/on_worker/stacks.py`` describes the two ways to ask a process.
+``meshgate_gateway/engine/on_worker/stacks.py`` describes the two ways to ask a process. The interpreter of a training
+script is asked the second way only (``serve_script_stacks``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import re
 import secrets
@@ -14,11 +16,14 @@ import signal
 import time
 from typing import Any
 
-from meshgate.ranks.processes import find_marks, siblings  # sent along
+from meshgate.ranks.processes import SCRIPT_MARK, find_marks, siblings  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
 MARK = "meshgate-stacks"
+SILENT = "it has ended, or is stopped, and does not answer"
+TAKEN = "its own handler of the signal SIGRTMAX-3 takes the place of the one that shows its stack"
 POLL_INTERVAL = 0.005  # seconds; a file has no event to wait for
+MAX_ANSWERS = 8 << 20  # bytes of earlier answers that are kept
 _HEADING = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -39,9 +44,15 @@ class StackReader(Actor, metaclass=SentAsSource):
     @endpoint
     def read(self, timeout: float) -> list[dict[str, Any]]:
         """What each process of this host runs: ``session``, ``mesh``, ``rank``, ``host``, ``pid``, ``threads`` and
-        ``tasks``, or a ``problem``. ``timeout`` is how long, in seconds, a process has to answer the first way, and
-        then the second."""
-        asked = [process for process in map(_Process.find, siblings()) if process is not None]
+        ``tasks``, or a ``problem``, and whether it is a training ``script``. ``timeout`` is how long, in seconds, a
+        process has to answer the first way, and then the second."""
+        linecache.checkcache()
+        asked = [
+            process
+            for pid in siblings()
+            for name in (MARK, SCRIPT_MARK)
+            if (process := _Process.find(pid, name)) is not None
+        ]
         try:
             for process in asked:
                 process.ask()
@@ -55,23 +66,25 @@ class StackReader(Actor, metaclass=SentAsSource):
 class _Process:
     """A process whose stacks can be read."""
 
-    def __init__(self, pid: int, answers: int, about: dict[str, Any], start: int) -> None:
-        self.pid, self.answers, self.about = pid, answers, about
+    def __init__(self, pid: int, answers: int, about: dict[str, Any], start: int, mark: str) -> None:
+        self.pid, self.answers, self.about, self.mark = pid, answers, about, mark
         self.start = start  # the size of the first line
         self.request = secrets.token_hex(4).encode()
 
     @classmethod
-    def find(cls, pid: int) -> _Process | None:
-        """None if the process has no mark, or inherited it, or has ended."""
-        for answers, about in find_marks(pid, MARK):
+    def find(cls, pid: int, mark: str = MARK) -> _Process | None:
+        """None if the process has no such mark, or inherited it, or has ended."""
+        for answers, about in find_marks(pid, mark):
             start = len(os.pread(answers, 65_536, 0).partition(b"\n")[0]) + 1
-            return cls(pid, answers, about, start)
+            return cls(pid, answers, about, start, mark)
         return None
 
     def close(self) -> None:
         os.close(self.answers)
 
     def ask(self) -> None:
+        if self.mark == SCRIPT_MARK:
+            return
         with contextlib.suppress(OSError):  # it has ended, which the answer says
             ask = os.open(f"/proc/{self.pid}/fd/{self.about['ask']}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -92,16 +105,19 @@ class _Process:
 
     def answer(self, deadline: float, timeout: float) -> dict[str, Any]:
         found = {name: self.about[name] for name in ("session", "mesh", "rank", "host", "pid")}
-        while True:
+        found["script"] = self.mark == SCRIPT_MARK
+        while not found["script"]:
             line = self._line()
             if line is not None:
                 return {**found, **json.loads(line)}
             if time.monotonic() >= deadline:
                 break
             time.sleep(POLL_INTERVAL)
-        text = self._dump(time.monotonic() + timeout)
-        if text is None:
-            return {**found, "problem": "it has ended, or is stopped, and does not answer"}
+        text, problem = self._dump(time.monotonic() + timeout)
+        if problem:
+            return {**found, "problem": problem}
+        if found["script"]:
+            return {**found, "threads": [_with_lines(thread) for thread in parse_dump(text)]}
         note = "C code holds the interpreter's lock, so tasks and names of threads are unknown"
         return {**found, "threads": parse_dump(text), "tasks": [], "note": note}
 
@@ -117,44 +133,65 @@ class _Process:
             data += more
         return data
 
-    def _dump(self, deadline: float) -> str | None:
-        """What ``faulthandler`` writes. A second signal follows the first: as soon as its output begins, with a thread
-        that the first has named, that of the first is complete."""
+    def _dump(self, deadline: float) -> tuple[str, str]:
+        """What ``faulthandler`` writes, or a problem. A second signal follows the first: as soon as its output begins,
+        with a thread that the first has named, that of the first is complete."""
         position = os.fstat(self.answers).st_size
+        if position > MAX_ANSWERS:
+            os.truncate(f"/proc/self/fd/{self.answers}", self.start)
+            position = self.start
         signals = 0
         while time.monotonic() < deadline:
             lines = self._read(position).decode(errors="replace").splitlines()
             headings = [(index, match[1]) for index, line in enumerate(lines) if (match := _HEADING.match(line))]
             repeated = next((index for index, ident in headings[1:] if ident == headings[0][1]), None)
             if repeated is not None:
-                return "\n".join(lines[:repeated])
+                return "\n".join(lines[:repeated]), ""
             if signals == 0 or (signals == 1 and headings):
-                if not self._signal():
-                    return None
+                if problem := self._signal():
+                    return "", problem
                 signals += 1
             time.sleep(POLL_INTERVAL)
-        return None
+        return "", SILENT
 
-    def _signal(self) -> bool:
-        """False if the process has ended. Another one may have its pid since then, which the signal would end."""
+    def _signal(self) -> str:
+        """Why the signal is not sent, or "". Another process may have the pid since this one has ended, or this one a
+        handler of its own; the signal would end them, or run that."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return False
+            return SILENT
         try:
             # Checked once the descriptor is open: from then on it refers to the same process.
-            same = _Process.find(self.pid)
-            if same is None:
-                return False
-            same.close()
-            if same.about != self.about:
-                return False
+            same = _Process.find(self.pid, self.mark)
+            if same is not None:
+                same.close()
+            if same is None or (same.about != self.about and not same.about.get("taken")):
+                return SILENT
+            if same.about.get("taken") or not catches(self.pid, self.about["signal"]):
+                return TAKEN
             signal.pidfd_send_signal(descriptor, self.about["signal"])
         except ProcessLookupError:
-            return False
+            return SILENT
         finally:
             os.close(descriptor)
+        return ""
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal. True if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", errors="replace") as file:
+            mask = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
+    except OSError:
         return True
+    return bool(int(mask, 16) >> number - 1 & 1)
+
+
+def _with_lines(thread: dict[str, Any]) -> dict[str, Any]:
+    """The thread with the text of each line, which the signal does not tell."""
+    frames = [(file, line, name, linecache.getline(file, line).strip()) for file, line, name, _ in thread["frames"]]
+    return {**thread, "frames": frames}
 
 
 def parse_dump(text: str) -> list[dict[str, Any]]:

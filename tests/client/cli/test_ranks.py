@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_why_shows_calls_and_stacks(run: CliRunner) -> None:
     assert "  rank 2 on workers-0, pid 102:" in text
     assert "loss.backward()" in text
     assert json.loads(run.invoke(app, ["why", "--json"]).output)["calls"][0]["processes"][0]["rank"] == 2
+
+
+def test_why_says_which_ranks_of_a_script_are_where_and_shows_one_of_each_place(
+    run: CliRunner, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of ranks that are not among the first."""
+    job.found = status(call(31, {0: 0}))
+    load = (Frame("/work/train.py", 3, "load"),)
+    scripts = [dataclasses.replace(process(rank), script=True) for rank in (0, 2, 3)]
+    scripts.append(dataclasses.replace(process(1), script=True, threads=(Thread("thread", load),)))
+    monkeypatch.setattr(job, "stacks", lambda: Stacks((process(1, "others"), *scripts)))
+    lines = run.invoke(app, ["why"]).output.splitlines()
+    assert lines[1] == "  3 of 4 ranks are in Trainer.step (train.py:12), rank 1 is in load (train.py:3)"
+    assert [line for line in lines if "pid" in line] == [
+        "  rank 0 on workers-0, pid 100:",
+        "  rank 1 on workers-0, pid 101:",
+    ]
 
 
 def test_why_of_an_idle_job_asks_no_process(run: CliRunner, job: Job) -> None:

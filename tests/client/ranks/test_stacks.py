@@ -8,7 +8,7 @@ import pytest
 
 from meshgate.errors import GatewayLostError
 from meshgate.ranks import stacks as module
-from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread, _process, read_stacks
+from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread, _process, places_text, read_stacks
 from meshgate.session.futures import FutureProxy
 
 MONARCH = Frame("/env/lib/python3.11/site-packages/monarch/_src/actor/actor_mesh.py", 10, "handle_sync")
@@ -62,6 +62,57 @@ def test_all_threads_are_shown_on_request() -> None:
     assert "thread actor" in text
 
 
+MODULE = Frame("/work/train.py", 24, "<module>")
+LOAD = Frame("/work/train.py", 12, "load")
+WRAPPER = Frame("/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", 81, "wrapper")
+ALL_REDUCE = Frame("/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2810, "all_reduce")
+RUNS = Frame("<meshgate_jobs_spmd_rank_actors_0123456789abcdef>", 9, "RankRunner.run")
+
+
+def script(rank: int, *frames: Frame, **facts: Any) -> ProcessStacks:
+    """As ``faulthandler`` lists the threads: the main thread last."""
+    threads = (Thread("thread 0x2", (LIBRARY,)), Thread("thread 0x1", frames))
+    return ProcessStacks("workers-0", "spmd", rank, 100 + rank, threads, script=True, **facts)
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ((MODULE, WRAPPER, ALL_REDUCE), "all_reduce (train.py:24)"),
+        ((MODULE, LOAD), "load (train.py:12)"),
+        ((MODULE, LOAD, LIBRARY), "run (train.py:12)"),
+        ((MODULE, LOAD, LIBRARY._replace(function="_accept")), "load (train.py:12)"),
+        ((MODULE, LOAD, WRAPPER, STEP), "Trainer.step (train.py:12)"),
+        ((Frame("<frozen runpy>", 88, "_run_code"), MODULE, ALL_REDUCE), "all_reduce (train.py:24)"),
+        ((LIBRARY, DEEPER), "code that is not the script's"),
+    ],
+)
+def test_the_place_of_a_script_is_what_its_code_called_and_where(frames: tuple[Frame, ...], place: str) -> None:
+    assert script(0, *frames).place == place
+
+
+def test_ranks_of_a_script_are_named_by_place_and_the_most_common_first() -> None:
+    reduces = [script(rank, MODULE, WRAPPER, ALL_REDUCE) for rank in (0, 2, 3)]
+    loads = [script(rank, MODULE, LOAD) for rank in (1, 5, 6)]
+    assert (
+        places_text([loads[0], *reduces], 4)
+        == "3 of 4 ranks are in all_reduce (train.py:24), rank 1 is in load (train.py:12)"
+    )
+    assert places_text(reduces, 3) == "all 3 ranks are in all_reduce (train.py:24)"
+    assert places_text(loads[:1], 4) == "rank 1 is in load (train.py:12)"
+    assert places_text([*reduces, *loads[1:]], 7).endswith("ranks 5-6 are in load (train.py:12)")
+    assert places_text([script(4, problem="it is stopped")], 7) == "rank 4 is in an unknown place: it is stopped"
+    assert places_text([], 4) == ""
+
+
+def test_a_script_that_runs_only_library_code_shows_it() -> None:
+    assert 'threading.py", line 11, in run' in script(0, LIBRARY).text()
+
+
+def test_a_script_that_is_not_python_is_not_called_idle() -> None:
+    assert "runs a script whose stack cannot be read" in process(0, RUNS).text()
+
+
 class Hosts:
     """Answers as the hosts of a mesh would."""
 
@@ -99,6 +150,14 @@ def test_meshes_are_asked_and_those_that_fail_are_named() -> None:
     assert (good.stopped, bad.stopped) == (1, 1)
     assert [each.rank for each in read_stacks({"good": good}, 2)] == [2]  # type: ignore[dict-item]
     assert [each.rank for each in read_stacks({"good": good}, [0, 1])] == [0, 1]  # type: ignore[dict-item]
+
+
+def test_a_script_stands_for_the_actor_that_has_started_it() -> None:
+    values = {"hosts-0": [answer(0), {**answer(0), "pid": 7, "script": True}, answer(1), {**answer(0), "session": "t"}]}
+    meshes: Any = {"hosts": Hosts(FutureProxy.resolved(values))}
+    found = read_stacks(meshes)
+    assert [(each.session, each.rank, each.pid) for each in found] == [("t", 0, 0), ("s", 0, 7), ("s", 1, 1)]
+    assert [each.script for each in found] == [False, True, False]
 
 
 def test_tasks_are_threads_that_are_suspended() -> None:

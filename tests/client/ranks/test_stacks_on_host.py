@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from meshgate.ranks.stacks_on_host import StackReader, _Process, parse_dump
+from meshgate.ranks.processes import SCRIPT_MARK, write_startup
+from meshgate.ranks.stacks_on_host import MAX_ANSWERS, StackReader, _Process, parse_dump
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="stacks are read through /proc")
 SERVE = (
@@ -46,6 +47,31 @@ def ask(pid: int, *, thread: float = ENOUGH) -> dict[str, Any]:
         return process.answer(time.monotonic() + thread, ENOUGH)
     finally:
         process.close()
+
+
+@contextlib.contextmanager
+def running_script(text: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A training script, started as its rank does, that has printed a line."""
+    write_startup(str(directory), {"session": "mine", "mesh": "spmd", "rank": 1, "host": "workers-0"})
+    (directory / "train.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    command = [sys.executable, str(directory / "train.py")]
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def ask_script(pid: int) -> dict[str, Any]:
+    process = _Process.find(pid, SCRIPT_MARK)
+    assert process is not None
+    with contextlib.closing(process):
+        process.ask()
+        return process.answer(time.monotonic(), ENOUGH)
 
 
 def functions(found: dict[str, Any]) -> list[str]:
@@ -124,3 +150,64 @@ def test_a_process_that_reuses_the_pid_is_not_signalled(monkeypatch: pytest.Monk
         assert "has ended" in process.answer(time.monotonic(), 5.0)["problem"]
         process.close()
         assert other.poll() is None
+
+
+WAITS = "import sys\ndef load():\n    print('up', flush=True)\n    sys.stdin.readline()  # stuck\nload()\n"
+
+
+def test_a_script_shows_where_it_is_again_and_again_with_the_text_of_its_lines(tmp_path: Path) -> None:
+    with running_script(WAITS, tmp_path) as child:
+        for _ in range(3):
+            found = ask_script(child.pid)
+            file = str(tmp_path / "train.py")
+            while found["threads"][-1]["frames"][-1][1] == 3:  # it has printed, and not gone on
+                found = ask_script(child.pid)
+            assert found["threads"][-1]["frames"] == [
+                (file, 5, "<module>", "load()"),
+                (file, 4, "load", "sys.stdin.readline()  # stuck"),
+            ]
+            whose = [found[name] for name in ("session", "mesh", "rank", "host", "pid", "script")]
+            assert whose == ["mine", "spmd", 1, "workers-0", child.pid, True]
+
+
+@pytest.mark.parametrize("handler", ["lambda *_: print('called', flush=True)", "signal.SIG_DFL"])
+def test_a_script_that_handles_the_signal_itself_does_not_get_it(handler: str, tmp_path: Path) -> None:
+    text = f"import signal\nsignal.signal(signal.SIGRTMAX - 3, {handler})\n{WAITS}print('went on')\n"
+    with running_script(text, tmp_path) as child:
+        assert "its own handler" in ask_script(child.pid)["problem"]
+        assert child.communicate(b"\n")[0] == b"went on\n"
+
+
+def test_a_script_that_takes_the_signal_behind_pythons_back_is_not_ended(tmp_path: Path) -> None:
+    text = f"import faulthandler, signal\nfaulthandler.unregister(signal.SIGRTMAX - 3)\n{WAITS}print('went on')\n"
+    with running_script(text, tmp_path) as child:
+        assert "its own handler" in ask_script(child.pid)["problem"]
+        assert child.communicate(b"\n")[0] == b"went on\n"
+
+
+def test_a_script_that_has_just_ended_is_reported_as_ended(tmp_path: Path) -> None:
+    with running_script(WAITS, tmp_path) as child:
+        process = _Process.find(child.pid, SCRIPT_MARK)
+        assert process is not None
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its parent has not noticed
+        with contextlib.closing(process):
+            assert "has ended" in process.answer(time.monotonic(), ENOUGH)["problem"]
+
+
+def test_earlier_answers_of_a_script_are_dropped_before_they_take_much_memory(tmp_path: Path) -> None:
+    with running_script(WAITS, tmp_path) as child:
+        process = _Process.find(child.pid, SCRIPT_MARK)
+        assert process is not None
+        with contextlib.closing(process):
+            mark = f"/proc/self/fd/{process.answers}"
+            os.truncate(mark, MAX_ANSWERS + 1)
+            assert process.answer(time.monotonic(), ENOUGH)["threads"]
+            assert os.stat(mark).st_size < MAX_ANSWERS
+
+
+def test_the_reader_finds_scripts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_script(WAITS, tmp_path) as child:
+        monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were the host
+        found = StackReader.read._method(StackReader(), ENOUGH)
+        assert [each["script"] for each in found if each["pid"] == child.pid] == [True]

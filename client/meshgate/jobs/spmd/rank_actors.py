@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshgate.proxies.torch_variables import HeldPort, hold_master_port, host_name, rank_variables  # sent along
-from meshgate.ranks.processes import start_guard  # sent along
+from meshgate.ranks.processes import find_marks, start_guard, write_startup  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
 
@@ -203,6 +203,7 @@ class RankRunner(Actor, metaclass=SentAsSource):
         with tempfile.TemporaryDirectory(prefix="meshgate-rank-") as temporary:
             logs = _log_directory(plan, rank, local_rank)
             error_file = os.path.join(logs or temporary, "error.json")
+            _show_stacks(environment, temporary)
             with _Current.lock:
                 if not _Current.stopped:
                     _Current.process = _start(
@@ -245,6 +246,14 @@ def _start(plan: Mapping[str, Any], local_rank: int, logs: str | None, environme
     shown = [is_shown and (not redirects & bit or bool(tee & bit)) for bit in (1, 2)]
     program = plan["program"]
     return RankProcess(_command(program, local_rank), environment, _directory(program), files, shown)
+
+
+def _show_stacks(environment: dict[str, str], directory: str) -> None:
+    """Makes the script's interpreter answer ``meshgate stacks``, as this rank of this process's mesh."""
+    for descriptor, about in find_marks(os.getpid(), "meshgate-stacks"):
+        os.close(descriptor)
+        write_startup(directory, {name: about[name] for name in ("session", "mesh", "rank", "host")})
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, environment.get("PYTHONPATH")]))
 
 
 def _streams_of(streams: Any, local_rank: int) -> int:
