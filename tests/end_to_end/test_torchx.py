@@ -129,6 +129,13 @@ def test_every_container_of_local_docker_is_a_host_of_the_run(
 
 
 @pytest.mark.docker
+def test_an_image_without_monarch_is_named_when_the_job_starts(remove_containers: None) -> None:
+    """One container: its host may fail while this test looks at it."""
+    with pytest.raises(JobStartFailed, match=r"its image python:3\.11-slim lacks torchmonarch"):
+        serve(app(image="python:3.11-slim", num_replicas=1, args=["torchrun", "train.py"]), scheduler="local_docker")
+
+
+@pytest.mark.docker
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.timeout(1200)
 def test_ddp_ends_with_equal_weights_in_containers(

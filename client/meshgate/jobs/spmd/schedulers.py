@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -52,6 +53,7 @@ START_HOST = (
     'exec "$$@" --identity "$$identity" --lifetime-fd 3 3<"$$pipe"'
 )
 MESH = "workers"
+NO_MONARCH = "No module named 'monarch'"
 
 
 class TorchXJob(LocalGatewayJob):
@@ -126,6 +128,7 @@ class TorchXApp:
         self._lifetime: int | None = None
         self._scheduler = scheduler
         self._role, self._replicas = appdef.roles[0].name, appdef.roles[0].num_replicas
+        self._image = appdef.roles[0].image
         self._handle: str | None = None
         app = copy.deepcopy(appdef)
         try:
@@ -164,7 +167,10 @@ class TorchXApp:
             if len(addresses) == self._replicas:
                 return addresses
             if (state := self._state()) not in STARTING:
-                raise JobStartFailed(f"the app {self._handle} is {state}", self._logs())
+                logs = self._logs()
+                lacks = NO_MONARCH in logs and self._scheduler == "local_docker"
+                why = f": its image {self._image} lacks torchmonarch, which each container runs" if lacks else ""
+                raise JobStartFailed(f"the app {self._handle} is {state}{why}", logs)
             if time.monotonic() > deadline:
                 found = f"{len(addresses)} of {self._replicas} replicas run"
                 raise JobStartFailed(f"the app {self._handle}: {found} after {START_TIMEOUT:.0f} s", self._logs())
@@ -216,7 +222,7 @@ class TorchXApp:
         return str(status.state.name) if status is not None else "unknown to torchx"
 
     def _addresses(self) -> list[str]:
-        """Those of the replicas that run."""
+        """Those of the replicas that run. A container may run before its host fails, which listens only in the end."""
         if self._scheduler == "local_cwd":
             paths = [f"{self._directory}/host_{replica}" for replica in range(self._replicas)]
             return [f"{self._identity}{n:012d}@ipc://{path}" for n, path in enumerate(paths) if os.path.exists(path)]
@@ -224,7 +230,8 @@ class TorchXApp:
         containers = _docker().containers.list(filters={"label": f"torchx.pytorch.org/app-id={app}"})
         containers.sort(key=lambda container: int(container.labels["torchx.pytorch.org/replica-id"]))
         networks = [container.attrs["NetworkSettings"]["Networks"]["torchx"] for container in containers]
-        return [f"tcp://{network['IPAddress']}:{PORT}" for network in networks if network["IPAddress"]]
+        addresses = [network["IPAddress"] for network in networks]
+        return [f"tcp://{address}:{PORT}" for address in addresses if address and _listens(address, PORT)]
 
     def _logs(self) -> str:
         """The last lines of the replicas."""
@@ -249,6 +256,14 @@ def _replace_command(role: Any, host: list[str]) -> None:
         role.entrypoint, role.args = host[0], host[1:]
     else:
         role.args = host
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _docker() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from meshgate.jobs.spmd import schedulers
 from meshgate.jobs.spmd.schedulers import SCHEDULERS, TorchXApp, TorchXJob, job_of, read_appdef, refuse_unmapped
 from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.trait import JobTrait
+from tests.ports import free_port
 
 COMMAND = ["torchrun", "--nproc-per-node=2", "train.py"]
 ARGS = ["torchrun", "--nnodes=2", "--nproc-per-node=8", "-m", "train"]
@@ -166,6 +168,74 @@ def test_an_app_that_torchx_can_neither_start_nor_end_is_reported_with_both_reas
     with pytest.raises(JobStartFailed, match=r"did not start 'app' on local_cwd: no memory\. .*local_cwd.*: no daemon"):
         torchx_app(monkeypatch, tmp_path, runner)
     assert list(tmp_path.iterdir()) == []
+
+
+class Containers:
+    """A Docker, and a torchx runner, whose containers run for a moment and fail: their image lacks Monarch."""
+
+    def __init__(self, address: str, log: str) -> None:
+        self.networks = {"torchx": SimpleNamespace(attrs={"IPAM": {"Config": [{"Gateway": "127.0.0.1"}]}})}
+        network = {"NetworkSettings": {"Networks": {"torchx": {"IPAddress": address}}}}
+        found = SimpleNamespace(attrs=network, labels={"torchx.pytorch.org/replica-id": "0"})
+        self.containers = SimpleNamespace(list=lambda filters: [found])
+        self.log, self.looks = log, 0
+
+    def get_runner(self) -> Containers:
+        return self
+
+    def name(self) -> str:
+        return "session"
+
+    def dryrun(self, app: specs.AppDef, scheduler: str, cfg: object) -> SimpleNamespace:
+        return SimpleNamespace(request=SimpleNamespace(app_id="app-1"))
+
+    def schedule(self, start: SimpleNamespace) -> None:
+        pass
+
+    def status(self, handle: str) -> SimpleNamespace:
+        self.looks += 1
+        return SimpleNamespace(state=SimpleNamespace(name="RUNNING" if self.looks < 3 else "FAILED"))
+
+    def log_lines(self, handle: str, role: str, replica: int) -> list[str]:
+        return [self.log]
+
+    def cancel(self, handle: str) -> None:
+        pass
+
+
+def docker_app(monkeypatch: pytest.MonkeyPatch, docker: Containers) -> TorchXApp:
+    monkeypatch.setattr(schedulers, "require_torchx", lambda: docker)
+    monkeypatch.setattr(schedulers, "_docker", lambda: docker)
+    monkeypatch.setattr(schedulers, "POLL", 0.0)
+    role = specs.Role(name="trainer", image="img:1", entrypoint="env", args=COMMAND)
+    return TorchXApp(specs.AppDef(name="app", roles=[role]), "local_docker", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("ModuleNotFoundError: No module named 'monarch'", ": its image img:1 lacks torchmonarch"),
+        ("Killed", "\n"),
+    ],
+)
+def test_containers_that_fail_before_their_hosts_listen_are_reported_with_the_reason(
+    log: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedulers, "PORT", free_port())
+    app = docker_app(monkeypatch, Containers("127.0.0.1", log))
+    with pytest.raises(JobStartFailed, match=f"is FAILED{why}") as caught:
+        app.wait_addresses()
+    app.end()
+    assert log in str(caught.value)
+
+
+def test_a_container_whose_host_listens_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(schedulers, "PORT", port)
+        app = docker_app(monkeypatch, Containers("127.0.0.1", ""))
+        assert app.wait_addresses() == [f"tcp://127.0.0.1:{port}"]
+        app.end()
 
 
 def test_only_processes_of_this_machine_see_its_files() -> None:
