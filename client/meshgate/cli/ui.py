@@ -62,10 +62,11 @@ def _stack_reader(found: JobTrait) -> Callable[[StackRequest], str]:
             place = next((host for host in hosts if host.name == asked.host), None)
             if place is None:
                 return f"the job has no host {asked.host!r} any more"
-            stacks = read_stacks({place.mesh: meshes[place.mesh].slice(hosts=place.rank)}, asked.rank)
+            stacks = read_stacks({place.mesh: meshes[place.mesh].slice(hosts=place.rank)})
         finally:
             _close_session(found)
-        texts = [each.text() for each in stacks if (each.session, each.mesh) == (asked.session, asked.mesh)]
+        wanted = asked.session, asked.mesh, asked.rank
+        texts = [each.text() for each in stacks if (each.session, each.mesh, each.rank) == wanted]
         return "\n".join(texts or stacks.problems.values()) or "no process of this rank runs"
 
     return read

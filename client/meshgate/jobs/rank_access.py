@@ -190,7 +190,7 @@ class RankAccess(ABC):
 
         ``ranks`` are those of the processes in their proc meshes (default: all), ``mesh`` names a host mesh (default:
         all of them). Printed, equal stacks of many ranks are shown once. Raises JobNotRunning before ``state()``, and
-        ValueError on an unknown mesh.
+        ValueError on an unknown mesh or rank.
         """
         from meshgate.ranks.stacks import read_stacks  # noqa: PLC0415  (few programs ask)
 

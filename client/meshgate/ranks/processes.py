@@ -95,7 +95,7 @@ def serve_script_stacks(name: str, about: str, directory: str) -> None:
     it would make ``os.fork`` warn. A script that installs its own handler for this signal is noted in the mark, so that
     no reader sends it. Children, which get the variable and the path without ``directory``, are not marked.
     """
-    import _signal  # noqa: PLC0415 - ``signal`` imports much more
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - ``signal`` imports much more
     import faulthandler  # noqa: PLC0415
     import os  # noqa: PLC0415
     import sys  # noqa: PLC0415

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshgate.errors import MeshgateError
+from meshgate.errors import MeshgateError, ranks_text
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.stacks_on_host import StackReader
 
@@ -157,7 +157,10 @@ class Stacks:
 
 
 def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | None = None) -> Stacks:
-    """The stacks of the processes on the hosts of ``meshes``; ``ranks``: only of processes with these ranks."""
+    """The stacks of the processes on the hosts of ``meshes``; ``ranks``: only of processes with these ranks.
+
+    Raises ValueError if no process has one of them, unless a host mesh could not be asked.
+    """
     wanted = None if ranks is None else {ranks} if isinstance(ranks, int) else set(ranks)
     asked = []
     for name, hosts in meshes.items():
@@ -175,14 +178,23 @@ def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | N
             procs.stop()
     # A script stands for the actor that has started it.
     scripts = {(each.session, each.mesh, each.rank) for each in found if each.script}
-    chosen = (
+    shown = [
         each
         for each in found
-        if each.mesh not in OWN_MESHES
-        and (wanted is None or each.rank in wanted)
-        and (each.script or (each.session, each.mesh, each.rank) not in scripts)
-    )
+        if each.mesh not in OWN_MESHES and (each.script or (each.session, each.mesh, each.rank) not in scripts)
+    ]
+    if wanted is not None and not problems and (unknown := sorted(wanted - {each.rank for each in shown})):
+        raise ValueError(f"no process of this job has {ranks_text(unknown)}: {_known(shown)}")
+    chosen = [each for each in shown if wanted is None or each.rank in wanted]
     return Stacks(tuple(sorted(chosen, key=lambda each: (each.mesh, each.rank, each.pid))), problems)
+
+
+def _known(processes: Iterable[ProcessStacks]) -> str:
+    """``procs has ranks 0-3, spmd has rank 0``"""
+    by_mesh: dict[str, list[int]] = {}
+    for process in processes:
+        by_mesh.setdefault(process.mesh, []).append(process.rank)
+    return ", ".join(f"{mesh} has {ranks_text(ranks)}" for mesh, ranks in by_mesh.items()) or "it has none"
 
 
 def _process(answer: dict[str, Any]) -> ProcessStacks:
@@ -209,12 +221,12 @@ def places_text(scripts: Iterable[ProcessStacks], total: int) -> str:
     groups: dict[str, list[int]] = {}
     for process in scripts:
         groups.setdefault(process.place, []).append(process.rank)
-    texts = []
+    texts: list[str] = []
     for place, ranks in sorted(groups.items(), key=lambda group: -len(group[1])):
         if not texts and len(ranks) > 1:
             who = f"all {total} ranks" if len(ranks) == total else f"{len(ranks)} of {total} ranks"
         else:
-            who = f"rank{'' if len(ranks) == 1 else 's'} {_ranges(sorted(ranks))}"
+            who = ranks_text(ranks)
         texts.append(f"{who} {'is' if len(ranks) == 1 else 'are'} in {place}")
     return ", ".join(texts)
 
@@ -224,18 +236,5 @@ def _names(group: Sequence[ProcessStacks]) -> str:
     by_mesh: dict[str, list[int]] = {}
     for process in group:
         by_mesh.setdefault(process.mesh, []).append(process.rank)
-    named = ", ".join(
-        f"{mesh} rank{'' if len(ranks) == 1 else 's'} {_ranges(sorted(ranks))}" for mesh, ranks in by_mesh.items()
-    )
+    named = ", ".join(f"{mesh} {ranks_text(ranks)}" for mesh, ranks in by_mesh.items())
     return f"{named} on {group[0].host}" if len(group) == 1 else f"{named} ({len(group)} processes)"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """``0-2, 5``"""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -160,6 +160,18 @@ def test_a_script_stands_for_the_actor_that_has_started_it() -> None:
     assert [each.script for each in found] == [False, True, False]
 
 
+def test_a_rank_that_no_process_has_is_an_error_that_names_those_there_are() -> None:
+    values = {"hosts-0": [answer(0), answer(1), answer(9, "stacks"), answer(0, "other")]}
+    meshes: Any = {"good": Hosts(FutureProxy.resolved(values))}
+    message = r"no process of this job has ranks 7, 9: procs has ranks 0-1, other has rank 0$"
+    with pytest.raises(ValueError, match=message):
+        read_stacks(meshes, [0, 7, 9])
+    with pytest.raises(ValueError, match="has rank 7: it has none"):
+        read_stacks({}, 7)
+    meshes["bad"] = Hosts(FutureProxy.failed(GatewayLostError("gone")))  # it may have the rank
+    assert len(read_stacks(meshes, 7)) == 0
+
+
 def test_tasks_are_threads_that_are_suspended() -> None:
     found = _process({**answer(0), "tasks": [{"name": "Task-1", "frames": [tuple(STEP)]}]})
     assert [(thread.name, thread.task) for thread in found.threads] == [("t", False), ("Task-1", True)]
