@@ -17,7 +17,7 @@ import pytest
 from tests.programs import ROOT
 from tests.test_structure import SOURCE_ROOTS
 
-GATEWAY_DEPENDENCIES = {"torchmonarch", "structlog", "pydantic-settings"}
+GATEWAY_DEPENDENCIES = {"torchmonarch", "pydantic-settings"}
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys

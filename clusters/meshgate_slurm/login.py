@@ -61,7 +61,7 @@ JOB_END_TIMEOUT = 20.0
 GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known
 CONFIRMATION_TIMEOUT = 60.0  # seconds; a client that has stopped, or is cut off unnoticed, keeps no job for longer
 CLAIM_TIMEOUT = 150.0  # seconds; less than those that clients wait for the reply
-NEEDED = ("monarch", "pydantic_settings", "structlog", "uvloop")
+NEEDED = ("monarch", "pydantic_settings", "uvloop")
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import async_timeout
-import structlog
 
 from meshgate_gateway.hosts.local import LocalHosts
 from meshgate_gateway.hosts.provider import CombinedHosts, HostProvider, StaticHosts
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.http.routes import Routes
 from meshgate_gateway.http.server import LocalSocket, Server, listen
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.runs import service as runs
 from meshgate_gateway.sessions.engine_processes import ENGINE_KEY, EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_manager import EndedSessions, SessionManager
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshgate_gateway.provisioning.service import Provisioner
     from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 
-log = structlog.get_logger()
+log = EventLog()
 
 SECRET_VARIABLES = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE")
 LOCAL_SOCKET = "local socket"  # the keys of what the supervisor keeps

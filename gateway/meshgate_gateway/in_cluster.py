@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import async_timeout
-import structlog
 
 from meshgate_gateway.hosts.kubernetes import KubernetesHosts
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.policy import read_policy
 from meshgate_gateway.provisioning.service import Provisioner
 from meshgate_gateway.supervisor.link import SupervisorLink
@@ -24,7 +24,7 @@ from meshgate_kubernetes.manifests.pods import GATEWAY_CONTAINER
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status.discovery import restart_reason
 
-log = structlog.get_logger()
+log = EventLog()
 
 KEPT = "kubernetes job"  # the key of what the supervisor keeps
 RESTART_REASON_TIMEOUT = 3.0  # seconds; a list of sessions does not wait longer for the API server

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from meshgate_gateway.logs import Redactor
+from meshgate_gateway.logs import EventFormatter
 
 SECRET = "correct-horse-battery-staple"
 
 PROGRAM = """
-import asyncio, logging, sys, structlog
-from meshgate_gateway.logs import configure_logs
+import asyncio, logging, sys
+from meshgate_gateway.logs import configure_logs, EventLog
 configure_logs("info", sys.argv[1], [sys.argv[2]])
-log = structlog.get_logger().bind(session="abc")
+log = EventLog().bind(session="abc")
 log.debug("below the level")
 log.info("two\\nlines", output="a b\\nc", token="anything", seconds=1.5)
 try:
@@ -62,14 +62,14 @@ FAILING_STREAMS = {
     "closed descriptor": "os.close(2)",
 }
 PROGRAM_WITHOUT_LOG = """
-import logging, os, sys, structlog
-from meshgate_gateway.logs import configure_logs
+import logging, os, sys
+from meshgate_gateway.logs import configure_logs, EventLog
 {break_stderr}
 configure_logs("info", "{form}", [])
 class Unprintable:
     def __repr__(self):
         raise RuntimeError
-log = structlog.get_logger()
+log = EventLog()
 for _ in range(3):
     log.info("an event", output="x" * 100_000)
     log.info("an event", value=Unprintable())
@@ -101,7 +101,7 @@ def test_redaction_covers_keys_values_and_nested_objects() -> None:
         "count": 3,
         "nothing": None,
     }
-    redacted = Redactor([SECRET])(None, "info", event)
+    redacted = EventFormatter("text", [SECRET]).redact(event)
     assert SECRET not in repr(redacted)
     assert "abc.def-123" not in repr(redacted)
     assert redacted["header"] == "authorization: BEARER [redacted] next"

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import structlog
-
 from meshgate import EngineDiedError, SessionExpiredError, StepFailedError, SupervisionError, ValueLostError
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
+from meshgate_gateway.logs import event_of
 from meshgate_gateway.sessions.session_table import MAX_ENDED_LEASE, Sessions
 from meshgate_gateway.settings import Settings
 from meshgate_wire.messages import Failed, Values
@@ -406,21 +405,13 @@ def _no_process(*args: object) -> None:
 
 @contextlib.contextmanager
 def _errors_are_problems(world: World) -> Iterator[None]:
-    def process_event(logger: object, level: str, event: dict[str, Any]) -> dict[str, Any]:
-        if level in ("error", "exception", "critical"):
-            world.problems.append(f"logged: {event}")
-        raise structlog.DropEvent
-
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            world.problems.append(f"logged: {record.getMessage()} {record.exc_info}")
+            world.problems.append(f"logged: {event_of(record)} {record.exc_info}")
 
     handler = Handler(logging.ERROR)
-    kept = structlog.get_config()
-    structlog.configure(processors=[process_event], wrapper_class=structlog.BoundLogger)
     logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-        structlog.configure(**kept)

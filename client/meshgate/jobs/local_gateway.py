@@ -244,7 +244,7 @@ def log_tail(log: Path) -> str:
 
 def require_gateway_packages() -> None:
     """Raises JobStartFailed if this Python lacks what a gateway and its workers need."""
-    missing = [name for name in ("monarch", "pydantic_settings", "structlog") if not importlib.util.find_spec(name)]
+    missing = [name for name in ("monarch", "pydantic_settings") if not importlib.util.find_spec(name)]
     if missing:
         raise JobStartFailed(
             f"cannot start a gateway and workers on this machine: {', '.join(missing)} is not installed. Run "

@@ -15,10 +15,10 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import async_timeout
-import structlog
 from pydantic import BaseModel, Field
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
@@ -30,7 +30,7 @@ from meshgate_kubernetes.status.diagnosis import examine_pod
 from meshgate_kubernetes.status.discovery import grace_period, termination_reason
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 
-log = structlog.get_logger()
+log = EventLog()
 
 READY_TIMEOUT = 600.0
 OnEnding: TypeAlias = Callable[[str, str, str, float], None]

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import async_timeout
-import structlog
 
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
 
-log = structlog.get_logger()
+log = EventLog()
 
 KEPT = "hosts"  # the key of what the supervisor keeps of them
 READY_TIMEOUT = 60.0

@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import async_timeout
-import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.supervisor import Kept
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines
 
-log = structlog.get_logger()
+log = EventLog()
 
 POLL_INTERVAL = 2.0
 REASON_TIMEOUT = 4.0  # seconds that Slurm has to explain the end of a worker

@@ -16,13 +16,13 @@ from http import HTTPStatus
 from typing import Literal, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
-import structlog
 from pydantic import SecretStr
 
 from meshgate_gateway.http.messages import CALLER_HEADER, PROOF_KEY_HEADER, Request, Response
+from meshgate_gateway.logs import EventLog
 from meshgate_wire.proof import NONCE_HEADER, Prover
 
-log = structlog.get_logger()
+log = EventLog()
 
 Action: TypeAlias = Literal[
     "session",

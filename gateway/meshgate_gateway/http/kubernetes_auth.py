@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import structlog
-
 from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token, digest_of
 from meshgate_gateway.http.messages import Request
+from meshgate_gateway.logs import EventLog
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, KubernetesError
 
-log = structlog.get_logger()
+log = EventLog()
 
 _SERVICE_ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
 CACHE_SIZE = 1024

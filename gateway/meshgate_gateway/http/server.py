@@ -19,12 +19,12 @@ from http import HTTPStatus
 from typing import TypeAlias
 
 import async_timeout
-import structlog
 
 from meshgate_gateway.http.auth import prover_of
 from meshgate_gateway.http.messages import HeadParser, MalformedRequest, Request, Response
+from meshgate_gateway.logs import EventLog
 
-log = structlog.get_logger()
+log = EventLog()
 
 Handler: TypeAlias = Callable[[Request, socket.socket], Awaitable["Response | None"]]
 

@@ -21,7 +21,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-import structlog
 from pydantic import SecretStr
 
 from meshgate_gateway.http.auth import (
@@ -34,6 +33,7 @@ from meshgate_gateway.http.auth import (
 )
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import proxy_bytes
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.access import USE, Access, Caller, owner_name
 from meshgate_gateway.provisioning.refusals import at_limit, busy
 from meshgate_kubernetes.api.client import Api
@@ -41,7 +41,7 @@ from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import find_gateway
 from meshgate_kubernetes.manifests.names import Names
 
-log = structlog.get_logger()
+log = EventLog()
 
 MAX_CONNECTIONS = 512
 MAX_CHECKS = 16

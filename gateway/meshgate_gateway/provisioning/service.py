@@ -19,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-import structlog
 from pydantic import ValidationError
 
 from meshgate_gateway.http.auth import Action, Origin, TokenAuthenticator, audit
 from meshgate_gateway.http.kubernetes_auth import KubernetesUsers
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.access import END, USE, Access, Caller, owner_name
 from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.job_proxy import JobProxy
@@ -64,7 +64,7 @@ from meshgate_kubernetes.status.readiness import Progress
 
 LISTED_TOGETHER = 500
 JOB_PATH = re.compile(r"/v1/jobs/([a-z0-9-]{1,63})/([a-z0-9-]{1,63})(/v1/.*)")
-log = structlog.get_logger()
+log = EventLog()
 
 MAX_THREADS = 64
 RECONNECT_TIMEOUT = 20.0

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import async_timeout
-import structlog
 from pydantic import SecretStr, ValidationError
 
 from meshgate_gateway.http.auth import (
@@ -39,6 +38,7 @@ from meshgate_gateway.http.auth import (
 )
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket, forward_bytes
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.refusals import at_limit, busy, first_problem, job_not_allowed
 from meshgate_gateway.provisioning.slurm_policy import (
@@ -65,7 +65,7 @@ from meshgate_slurm.messages import (
     parse_request,
 )
 
-log = structlog.get_logger()
+log = EventLog()
 
 JOB_PATH = re.compile(r"/v1/jobs/([0-9a-f-]{8,64})(/v1/.*)")
 MAX_THREADS = 32

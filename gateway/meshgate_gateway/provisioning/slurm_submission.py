@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from meshgate_gateway.logs import EventLog
 from meshgate_slurm import commands
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import write_private
@@ -31,7 +31,7 @@ from meshgate_slurm.messages import (
     run_submission,
 )
 
-log = structlog.get_logger()
+log = EventLog()
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 Completed: TypeAlias = "subprocess.CompletedProcess[str]"

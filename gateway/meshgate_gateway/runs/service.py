@@ -22,18 +22,18 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import structlog
 from pydantic import ValidationError
 
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.http.auth import RUNS_PATH, Identity, Origin, audit, digest_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_output
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
 from meshgate_wire.status import RUN_NAME, RunOutput, Runs, RunStatus, StopRequest, Submission
 
-log = structlog.get_logger()
+log = EventLog()
 
 RUN_PATH = re.compile(rf"{RUNS_PATH}/({RUN_NAME.strip('^$')})(/output|/stop)?")
 KEY = "run/"  # of a runner among the supervisor's processes

@@ -12,13 +12,12 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import structlog
-
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.control import AssignSession, ControlChannel, ControlMessage, ReportState, control_pair
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 
-log = structlog.get_logger()
+log = EventLog()
 
 ENGINE_KEY = "engine/"  # begins the keys under which the supervisor knows engines
 REFILL_DELAY = 3.0  # seconds; lets the processes of a new session start first, because its user waits for them

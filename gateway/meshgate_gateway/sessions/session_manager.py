@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import async_timeout
-import structlog
 from pydantic import BaseModel
 
 from meshgate_gateway.child_process import ChildProcess, start_process
@@ -49,13 +48,14 @@ from meshgate_gateway.control import (
     SessionState,
 )
 from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics, Totals
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_wire.handshake import PYTHON_VERSION, SOFTWARE_VERSION
 from meshgate_wire.status import EngineStatus, HostStatus, JobStatus, OutputPage, SessionOutput, SessionStatus
 
-log = structlog.get_logger()
+log = EventLog()
 
 STOP_TIMEOUT = 7.0  # seconds an engine has to stop its meshes
 EXIT_TIMEOUT = 2.0  # seconds from the end of its channel to the exit of its process

@@ -12,11 +12,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-import structlog
-
+from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.supervisor import Child, Inheritance, Kept, Note, receive_message, send_message
 
-log = structlog.get_logger()
+log = EventLog()
 
 REQUEST_TIMEOUT = 30.0
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from meshgate_gateway.http import routes as routes_module
 from meshgate_gateway.http.auth import Origin
 from meshgate_gateway.http.routes import Routes
 from meshgate_wire import PROTOCOL_VERSION
 from meshgate_wire.proof import Prover, gateway_name, new_nonce
+from tests.gateway.captured_logs import capture_logs
 from tests.gateway.server_process import TOKEN, ServerProcess, handshake, request
 
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import pytest
-import structlog.testing
 
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.server import Server, listen
+from tests.gateway.captured_logs import capture_logs
 
 DEADLINE = 60.0
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -98,7 +98,7 @@ def test_a_burst_of_connections_does_not_exceed_the_limit_and_is_counted_in_the_
         for end in ends:
             end.cancel()
 
-    with structlog.testing.capture_logs() as events:
+    with capture_logs() as events:
         with_server(test, max_pending=limit)
     closed = [event["closed"] for event in events if event["event"].startswith("too many pending connections")]
     assert sum(closed) == burst - limit

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import pytest
-from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -21,6 +20,7 @@ from meshgate_gateway.http.server import Server, listen
 from meshgate_gateway.http.text_websocket import TextWebSocket
 from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
+from tests.gateway.captured_logs import capture_logs
 
 
 async def authenticate(request: Request) -> str | Denied:

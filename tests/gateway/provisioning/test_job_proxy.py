@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 import pytest
 from pydantic import SecretStr
-from structlog.testing import capture_logs
 
 from meshgate_gateway.http import kubernetes_auth
 from meshgate_gateway.http.auth import TokenAuthenticator
@@ -28,6 +27,7 @@ from meshgate_kubernetes.jobs.lifecycle import GatewayPod
 from meshgate_kubernetes.manifests.job_objects import parent, token_secret
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import job
+from tests.gateway.captured_logs import capture_logs
 
 T = TypeVar("T")
 JOB_TOKEN = "the-token-of-this-job"

@@ -8,7 +8,6 @@ import threading
 from typing import Any, NoReturn, cast
 
 import pytest
-from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
@@ -36,6 +35,7 @@ from meshgate_kubernetes.status import readiness
 from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import found_mesh, job, pod
+from tests.gateway.captured_logs import capture_logs
 from tests.gateway.provisioning.provisioning_gateway import (
     CREATED_KINDS,
     POLICY,

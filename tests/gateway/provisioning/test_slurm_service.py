@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
-from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 
 from meshgate_gateway.http.auth import TokenAuthenticator
@@ -42,6 +41,7 @@ from meshgate_slurm.messages import (
 )
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_wire.proof import ANY_GATEWAY, Prover, new_nonce
+from tests.gateway.captured_logs import capture_logs
 from tests.gateway.provisioning.provisioning_gateway import dial, run_at, served
 from tests.waiting import DEADLINE
 
