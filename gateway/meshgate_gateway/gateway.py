@@ -68,6 +68,7 @@ class _Parts:
     """What a gateway consists of. ``cluster`` is the Kubernetes job that it belongs to, ``slurm`` the Slurm job that it
     submits, with its hosts in ``nodes``."""
 
+    engines: EnginePool
     sessions: SessionManager
     hosts: HostProvider
     cluster: ClusterJob | None
@@ -146,6 +147,8 @@ async def _assemble(
     engines = _engine_pool(settings, commands, environment, supervisor)
     engines.adopt(engine for engine in inherited if engine.session is None)
     engines.fill()
+    # Most programs use one session, and a further engine costs them a second of processor time and 80 MB.
+    engines.refills = settings.lifetime_fd is None or DETACHED in supervisor.kept
     cluster = await _cluster(settings, supervisor)
     nodes = None if slurm is None else await _submit(slurm, settings, engines)
     pods = None if cluster is None else cluster.hosts()
@@ -170,19 +173,24 @@ async def _assemble(
     routes.runs = service = runs.Service(place, supervisor, sessions.changed, sessions.run_ended, routes.job)
     server = Server([listener, local.listener] if local else [listener], routes.respond, name=name)
     servers = [server, *_metrics_server(settings, metrics)]
-    return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, service, servers, local)
+    return _Parts(engines, sessions, hosts, cluster, slurm, nodes, provisioner, routes, service, servers, local)
 
 
 async def _wait_for_shutdown(
     parts: _Parts, settings: Settings, supervisor: SupervisorLink, requested: asyncio.Future[Shutdown]
 ) -> Shutdown:
     slurm, nodes = parts.slurm, parts.nodes
+
+    def on_detach() -> None:
+        supervisor.keep(DETACHED, {})
+        parts.engines.refills = True
+
     return await wait_for_shutdown(
         _Activity(parts.sessions, parts.runs),
         parts.hosts,
         requested,
         lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
-        on_detach=lambda: supervisor.keep(DETACHED, {}),
+        on_detach=on_detach,
         idle_timeout=settings.idle_timeout,
         first_session=settings.first_session,
         job_end=nodes.wait_ended if nodes is not None and slurm is not None and slurm.within else None,

@@ -288,6 +288,20 @@ def test_after_detaching_the_gateway_continues_and_shuts_down_when_idle() -> Non
         connection.close()
 
 
+def test_a_detached_gateway_starts_another_engine_once_a_session_has_taken_one() -> None:  # after 3 s
+    with ServerProcess() as server:
+        os.write(server.lifetime, b"\n")
+        with server.join() as connection:
+            used = connection.command("describe")["pid"]
+            wait_for(lambda: engines_of(server) - {used}, "another engine")
+
+
+def engines_of(server: ServerProcess) -> set[int]:
+    """The children of ``server``'s supervisor that are engines."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return {int(pid) for pid in children if b"stub_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
 def test_a_gateway_without_sessions_shuts_down_when_idle() -> None:
     with ServerProcess("--idle-timeout", "0.1", "--first-session", "0") as server:
         assert server.wait() == 0

@@ -132,10 +132,12 @@ class EngineProcess:
 
 
 class EnginePool:
-    """Engine processes for sessions, of which ``size`` are started ahead of time."""
+    """Engine processes for sessions, of which ``size`` are started ahead of time: at the start of the gateway, and,
+    while ``refills`` is set, after a session has taken one."""
 
     def __init__(self, start: Callable[[], EngineProcess], size: int) -> None:
         self._start, self._size = start, size
+        self.refills = True
         self._idle: list[EngineProcess] = []
         self._refill: asyncio.TimerHandle | None = None
 
@@ -156,7 +158,7 @@ class EnginePool:
     def acquire(self) -> EngineProcess:
         """A prestarted engine, or a new one if there is none. Raises OSError."""
         self._drop_dead()
-        if self._refill is None:
+        if self.refills and self._refill is None:
             self._refill = asyncio.get_running_loop().call_later(REFILL_DELAY, self.fill)
         return self._idle.pop(0) if self._idle else self._start()
 

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from meshgate_gateway.control import AssignSession, EndSession, EngineReady, HostsReply, SessionEnded
+from meshgate_gateway.sessions import engine_processes
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.supervisor.link import SupervisorLink
 from tests.gateway.server_process import wait_gone
@@ -73,6 +74,22 @@ def test_a_dead_engine_is_not_acquired() -> None:
         await kill(dead)
         engine = pool.acquire()
         assert engine.running
+        await engine.stop(0)
+
+    with_pool(test, size=1)
+
+
+@pytest.mark.parametrize("refills", [True, False])
+def test_a_pool_starts_another_engine_after_a_session_has_taken_one_if_it_refills(
+    refills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_processes, "REFILL_DELAY", 0)
+
+    async def test(pool: EnginePool) -> None:
+        pool.refills = refills
+        engine = pool.acquire()
+        await engine.receive()  # the delay is over
+        assert len(idle_pids(pool)) == int(refills)
         await engine.stop(0)
 
     with_pool(test, size=1)
