@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from meshgate_wire.messages import Host
-from meshgate_wire.models.fields import shorten
+from meshgate_wire.models.fields import Host, shorten
 
 MAX_REASON = 16_384  # characters; JSON takes up to six bytes for one, and a message may have 160 KiB
 
@@ -65,7 +64,7 @@ Reason: TypeAlias = Annotated[str, BeforeValidator(_shorten)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)  # a process sends few of the messages
 
 
 # --- server to engine -------------------------------------------------------------------------------------

@@ -77,6 +77,11 @@ JOB = (
     "meshgate.transfer meshgate_sync meshgate_wire asyncio kubernetes websockets cloudpickle rich typer torch"
 )
 """What only a job that runs needs."""
+SERVER = (
+    "monarch kubernetes uvloop rich prometheus_client meshgate_gateway.engine meshgate_gateway.runs.runner "
+    "meshgate_wire.session meshgate_wire.messages meshgate_wire.models.from_gateway meshgate_kubernetes meshgate_slurm"
+)
+"""What the server of a local job does not need."""
 
 
 @pytest.mark.parametrize(
@@ -87,6 +92,9 @@ JOB = (
         ("from meshgate import Actor, context, endpoint", "meshgate_wire meshgate.session pydantic websockets rich"),
         ("import meshgate.cli.app", "monarch kubernetes pydantic websockets cloudpickle torch asyncio meshgate_wire"),
         ("import meshgate.proxies.client", "kubernetes"),
+        ("import meshgate_gateway.gateway, meshgate_gateway.settings", SERVER),
+        ("import meshgate_gateway.engine.__main__", "monarch kubernetes pydantic_settings prometheus_client rich"),
+        ("import meshgate_worker.__main__", "monarch pydantic asyncio logging meshgate_wire meshgate_sync"),
     ],
 )
 def test_an_import_loads_nothing_that_it_does_not_need(statement: str, needless: str) -> None:

@@ -1,26 +1,32 @@
 """The wire protocol: messages, framing and resumable sessions.
 
 Sans-IO: bytes in, events and bytes out. Nothing here opens a socket, reads a clock or imports other parts of meshgate.
+
+The names below are imported when they are first used: the gateway's server needs a few of the modules only.
 """
 
 from __future__ import annotations
 
-from .errors import (
-    LimitExceeded,
-    MessageTooLarge,
-    ProtocolError,
-    SessionEnded,
-    SessionLost,
-    VersionMismatch,
-    WireError,
-)
-from .framing.fragments import Buffer, Fragments, FragmentsFile, Sendable
-from .framing.frames import Hello, PeerLimits
-from .handshake import PROTOCOL_VERSION, SOFTWARE_VERSION, Role
-from .limits import Limits
-from .messages import Header
-from .session import Established, Event, MessageReceived, Session, State, Statistics
-from .websocket import Pump, Timer, Transport
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .errors import (
+        LimitExceeded,
+        MessageTooLarge,
+        ProtocolError,
+        SessionEnded,
+        SessionLost,
+        VersionMismatch,
+        WireError,
+    )
+    from .framing.fragments import Buffer, Fragments, FragmentsFile, Sendable
+    from .framing.frames import Hello, PeerLimits
+    from .handshake import PROTOCOL_VERSION, SOFTWARE_VERSION, Role
+    from .limits import Limits
+    from .messages import Header
+    from .session import Established, Event, MessageReceived, Session, State, Statistics
+    from .websocket import Pump, Timer, Transport
 
 __all__ = [
     "Buffer",
@@ -51,3 +57,22 @@ __all__ = [
     "VersionMismatch",
     "WireError",
 ]
+
+_MODULES = {
+    ".errors": "LimitExceeded MessageTooLarge ProtocolError SessionEnded SessionLost VersionMismatch WireError",
+    ".framing.fragments": "Buffer Fragments FragmentsFile Sendable",
+    ".framing.frames": "Hello PeerLimits",
+    ".handshake": "PROTOCOL_VERSION SOFTWARE_VERSION Role",
+    ".limits": "Limits",
+    ".messages": "Header",
+    ".session": "Established Event MessageReceived Session State Statistics",
+    ".websocket": "Pump Timer Transport",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    return value

@@ -110,3 +110,13 @@ class MeshRef(Model):
     object: ObjectId
     region: Region | None = None
     python: Path | None = None
+
+
+class Host(Model):
+    name: Label  # of the pod or the local process, such as "workers-0"
+    address: Path = ""
+    identity: Label = ""  # of its Monarch service, or the UUID that it derives from; "" if unknown
+    node: Label = ""  # of a pod, if known; so is the zone
+    zone: Label = ""
+    python: Label = ""  # the versions that its worker reported; "" if unknown
+    monarch: Label = ""

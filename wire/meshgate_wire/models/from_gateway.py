@@ -10,6 +10,7 @@ from pydantic import Field
 
 from .fields import (
     Count,
+    Host,
     HostNames,
     Label,
     Line,
@@ -20,16 +21,6 @@ from .fields import (
     Spans,
     Text,
 )
-
-
-class Host(Model):
-    name: Label  # of the pod or the local process, such as "workers-0"
-    address: Annotated[str, Field(max_length=4096)] = ""
-    identity: Label = ""  # of its Monarch service, or the UUID that it derives from; "" if unknown
-    node: Label = ""  # of a pod, if known; so is the zone
-    zone: Label = ""
-    python: Label = ""  # the versions that its worker reported; "" if unknown
-    monarch: Label = ""
 
 
 class HostsAttached(Model):
