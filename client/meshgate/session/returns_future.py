@@ -61,8 +61,8 @@ class _BodyFuture(FutureProxy[R]):
         if self._start is None:
             if self._thread == threading.get_ident() and not self._settled and timeout is None:
                 raise RuntimeError(
-                    "get() would never return: this thread runs the body of the future, which cannot continue meanwhile. "
-                    "Do not call it in a signal handler that interrupts the body, or in the body"
+                    "get() would never return: this thread runs the body of the future, which cannot continue "
+                    "meanwhile. Do not call it in a signal handler that interrupts the body, or in the body"
                 )
             return super().get(timeout)
         self._start = None
