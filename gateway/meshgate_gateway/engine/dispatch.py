@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
 from meshgate_wire import Fragments, MessageReceived, Session
-from meshgate_wire.messages import Call, CancelCall, Header, NameKept, PortSend, SendTo
+from meshgate_wire.messages import Call, CancelCall, Header, NameKept, PortSend, Returned, SendTo
 
 TURN = 256  # calls that are handled in one turn of the event loop before what else has arrived is read
 _FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
@@ -155,7 +155,9 @@ class Dispatch:
     def _refuse(self, header: Header, reason: str) -> NoReturn:
         """Raises RequestFailed. Notifies the user, too, if nothing waits for the request."""
         awaited = getattr(header, "call", None) is not None and getattr(header, "adverb", "") != "broadcast"
-        if not awaited and getattr(header, "object", None) is None:
+        if isinstance(header, Returned):
+            self._notice(f"a result of {header.request.endpoint} is not kept for the next program: {reason}")
+        elif not awaited and getattr(header, "object", None) is None:
             self._notice(f"a message to {getattr(header, 'endpoint', 'a channel')} was dropped: {reason}")
         raise invalid(reason)
 

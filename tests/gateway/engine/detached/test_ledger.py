@@ -8,7 +8,7 @@ from typing import Any
 
 from meshgate_gateway.engine.detached.ledger import MAX_GAP, CallNumbers, Creations, Ledger
 from meshgate_gateway.engine.output.lines import PrintedLine
-from meshgate_wire import Fragments
+from meshgate_wire import Fragments, MessageReceived
 from meshgate_wire.messages import (
     Argument,
     Attached,
@@ -315,6 +315,17 @@ async def test_results_that_were_on_their_way_when_the_session_was_detached_are_
     await client.until(lambda: client.of(Values))
     assert client.received[-1].buffers == (Fragments((b"value",)), Fragments((b"value",)))
     await end(client)
+
+
+@async_test
+async def test_the_user_learns_which_result_is_too_large_to_be_kept() -> None:
+    client, actors = await detached()
+    header = Returned(request=call(1, actors), reply=Values(call=1))
+    client.engine._dispatch.received(MessageReceived(header, (), 0, 10, refused="its 9 GB exceed the memory"))
+    await client.until(lambda: client.of(Output))
+    (line,) = client.of(Output)[0].lines
+    assert line.text == "a result of step is not kept for the next program: its 9 GB exceed the memory"
+    await client.end()
 
 
 @async_test
