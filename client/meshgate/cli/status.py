@@ -46,9 +46,11 @@ def describe_job(job: Job = None, namespace: Namespace = None, as_json: AsJson =
     emit(found, as_json, lambda console: show_description(found, console))
 
 
-def show_status(status: JobStatus, console: Console) -> None:
+def show_status(status: JobStatus, console: Console, reached: str = "") -> None:
+    """``reached``: how the gateway is reached, if that is known."""
+    gateway = ", ".join(filter(None, [reached, f"meshgate {status.gateway_version}, Python {status.python}"]))
     console.print(f"meshes    {meshes_text(status.meshes) or '(none)'}")
-    console.print(f"gateway   meshgate {status.gateway_version}, Python {status.python}")
+    console.print(f"gateway   {gateway}", markup=False)
     console.print(f"sessions  {len(status.sessions)}")
     _show_runs(status.runs, console)
     if not status.sessions:
@@ -168,7 +170,6 @@ def show_description(found: Description, console: Console) -> None:
         "namespace": job.namespace,
         "owner": job.owner,
         "age": age_text(job.age),
-        "gateway": found.gateway,
         "pid": job.pid or "",
         "directory": job.directory,
         "log": found.log,
@@ -176,7 +177,7 @@ def show_description(found: Description, console: Console) -> None:
     for name, value in facts.items():
         if value:
             console.print(f"{name:<9} {value}")
-    show_status(found.status, console)
+    show_status(found.status, console, found.gateway)
     if found.objects:
         console.print("\n[bold]objects[/bold]")
         for each in found.objects:

@@ -135,6 +135,8 @@ def test_a_description_shows_objects_and_events_and_leaves_out_what_is_empty() -
     text = shown(found)
     assert ["namespace", "team"] in rows(text)
     assert ["age", "2h"] in rows(text)
+    gateways = [line for line in text.splitlines() if line.startswith("gateway")]
+    assert gateways == ["gateway   the gateway of train, meshgate 1.2, Python 3.11.7"]
     assert ["Pod/train-0", "BackOff", "3", "pulling", "failed"] in rows(text)
     assert "directory" not in text
 
