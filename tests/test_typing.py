@@ -92,6 +92,45 @@ STRICT = """\
 # mypy: warn-return-any, strict-equality, extra-checks, no-implicit-reexport
 """
 
+# With mistakes that must be found: a needless ``type: ignore`` is an error.
+ASSERTED = """\
+# mypy: warn-unused-ignores, disallow-untyped-defs
+from typing_extensions import assert_type
+
+import meshgate as kt
+
+
+class Trainer(kt.Actor):
+    @kt.endpoint
+    def step(self, batch: int, *, scale: float = 1.0) -> str:
+        return ""
+
+    @kt.endpoint
+    async def asynchronous(self, batch: int) -> float:
+        return 1.0
+
+    @kt.endpoint(instrument=False)
+    def with_options(self) -> int:
+        return 1
+
+    @kt.endpoint(explicit_response_port=True)
+    def with_port(self, port: kt.Port[bytes], batch: int) -> None: ...
+
+
+def program(procs: kt.ProcMeshProxy) -> None:
+    trainers = procs.spawn("trainers", Trainer)
+    assert_type(trainers, Trainer)
+    assert_type(trainers.slice(hosts=0), Trainer)
+    assert_type(trainers.initialized, kt.FutureProxy[None])
+    assert_type(trainers.stop(), kt.FutureProxy[None])
+    assert_type(trainers.step.call(1, scale=2.0), kt.FutureProxy[kt.ValueMesh[str]])
+    assert_type(trainers.asynchronous.call_one(1), kt.FutureProxy[float])
+    assert_type(trainers.with_options.choose(), kt.FutureProxy[int])
+    assert_type(trainers.with_port.call_one(3), kt.FutureProxy[bytes])
+    trainers.step.call("text")  # type: ignore[arg-type]
+    trainers.step.call(1, size=2)  # type: ignore[call-arg]
+"""
+
 IMPORTED = "import meshgate as kt\nfrom meshgate import Actor, Compute, KubernetesJob, SlurmJob, endpoint\n"
 TRAINER = "class Trainer(Actor):\n    @endpoint\n    def step(self, number: int) -> float:\n        return 0.0\n"
 DEFINED = {
@@ -139,6 +178,7 @@ def test_mypy_knows_the_types_of_results_finds_mistakes_and_accepts_the_document
     (tmp_path / "program.py").write_text(f"{STRICT}{PROGRAM}{revealed}\n")
     mistakes = "\n".join(MISTAKES)
     (tmp_path / "mistaken.py").write_text(f"{STRICT}{PROGRAM}{mistakes}\n")
+    (tmp_path / "asserted.py").write_text(f"{STRICT}{ASSERTED}")
     command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--check-untyped-defs"]
     checked = subprocess.run(
         [*command, "--follow-imports=silent", f"--cache-dir={ROOT / '.mypy_cache' / 'typing'}", str(tmp_path)],
