@@ -289,7 +289,8 @@ def test_the_users_pythonpath_comes_first_and_pip_does_not_see_what_is_not_there
 
 
 def test_a_gateway_without_an_image_of_its_own_is_installed_with_its_variables_and_without_its_token() -> None:
-    gateway = GatewaySpec(install_monarch=True, env_vars={"PIP_INDEX_URL": "http://x", "HOME": "/h"}, secrets=("pip",))
+    variables = {"PIP_INDEX_URL": "http://x", "HOME": "/h", "MESHGATE_LOG_FORMAT": "text"}
+    gateway = GatewaySpec(install_monarch=True, env_vars=variables, secrets=("pip",))
     pod = gateway_template(job(gateway=gateway))["spec"]
     (init,), (container,) = pod["initContainers"], pod["containers"]
     assert container["command"] == ["python", "-m", "meshgate_gateway"]
