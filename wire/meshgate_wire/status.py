@@ -20,7 +20,7 @@ MAX_SUBMISSION = 48 * 1024  # bytes of JSON
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)  # most gateways are never asked
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class CallStatus(_Model):
