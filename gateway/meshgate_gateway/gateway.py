@@ -184,6 +184,7 @@ async def _wait_for_shutdown(
     def on_detach() -> None:
         supervisor.keep(DETACHED, {})
         parts.engines.refills = True
+        parts.engines.fill()
 
     return await wait_for_shutdown(
         _Activity(parts.sessions, parts.runs),

@@ -39,7 +39,7 @@ def wheels() -> dict[str, bytes]:
         name = re.split(r"[^\w-]", line)[0]
         if name != "torchmonarch" and ("extra ==" not in line or "extra == 'gateway'" in line):
             version = importlib.metadata.version(name)
-            modules = {"sitecustomize.py": OTHERS} if name == "structlog" else {}  # workers need it not
+            modules = {"sitecustomize.py": OTHERS} if name == "prometheus-client" else {}  # workers need it not
             made[f"{name.replace('-', '_')}-{version}-py3-none-any.whl"] = wheel(name, version, modules)
     return made
 

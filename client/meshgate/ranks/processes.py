@@ -110,7 +110,7 @@ def serve_script_stacks(name: str, about: str, directory: str) -> None:
     first = os.memfd_create(name)
     mark = os.open(f"/proc/self/fd/{first}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     os.close(first)
-    number, pid, same = int(_signal.SIGRTMAX) - 3, os.getpid(), os.fstat(mark).st_ino
+    number, pid, same = int(_signal.SIGRTMAX) - 3, os.getpid(), os.fstat(mark)
     os.write(mark, f'{{"pid": {pid}, "signal": {number}, {about[1:]}\n'.encode())
     faulthandler.register(number, file=mark, all_threads=True, chain=False)
     install = _signal.signal
@@ -118,7 +118,7 @@ def serve_script_stacks(name: str, about: str, directory: str) -> None:
     def signal(signalnum, handler):  # type: ignore[no-untyped-def]
         if signalnum == number and os.getpid() == pid:
             try:
-                if os.fstat(mark).st_ino == same:  # the script may have closed it
+                if os.path.samestat(os.fstat(mark), same):  # the script may have closed it
                     os.ftruncate(mark, 0)
                     os.write(mark, f'{{"pid": {pid}, "taken": true, {about[1:]}\n'.encode())
             except OSError:

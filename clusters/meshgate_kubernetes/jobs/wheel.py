@@ -35,10 +35,16 @@ def packed_wheel() -> bytes:
 
     Raises KubernetesError if it is too large for a Secret.
     """
-    installed = importlib.metadata.distribution("meshgate")
+    try:
+        installed = importlib.metadata.distribution("meshgate")
+    except importlib.metadata.PackageNotFoundError:
+        raise KubernetesError(
+            "cannot send meshgate to the gateway's pod: this program runs it from a directory in which it is not "
+            "installed. Install it with pip, or name an image that contains it: gateway=Compute(image=…)"
+        ) from None
     info = f"meshgate-{installed.version}.dist-info"
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as wheel:
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED, strict_timestamps=False) as wheel:
         for name, text in (("METADATA", installed.read_text("METADATA")), ("WHEEL", _TAGS), ("RECORD", "")):
             wheel.writestr(f"{info}/{name}", text or "")
         for package in PACKAGES:

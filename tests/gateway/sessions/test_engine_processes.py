@@ -88,7 +88,8 @@ def test_a_pool_starts_another_engine_after_a_session_has_taken_one_if_it_refill
     async def test(pool: EnginePool) -> None:
         pool.refills = refills
         engine = pool.acquire()
-        await engine.receive()  # the delay is over
+        await engine.receive()
+        await asyncio.sleep(0.01)  # a timer that is due later: the delay is over
         assert len(idle_pids(pool)) == int(refills)
         await engine.stop(0)
 

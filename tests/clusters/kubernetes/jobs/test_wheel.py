@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import importlib.metadata
 import io
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -51,4 +53,24 @@ def test_one_that_does_not_fit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "PACKAGES", ("meshgate_nothing",))
     with pytest.raises(KubernetesError, match="it has no package meshgate_nothing"):
+        packed_wheel()
+
+
+def test_files_older_than_the_format_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = tmp_path / "meshgate_old" / "__init__.py"
+    module.parent.mkdir()
+    module.touch()
+    os.utime(module, (0, 0))  # as images that are built reproducibly have them
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(wheel, "PACKAGES", ("meshgate_old",))
+    archive = zipfile.ZipFile(io.BytesIO(bz2.decompress(packed_wheel())))
+    assert "meshgate_old/__init__.py" in archive.namelist()
+
+
+def test_a_meshgate_that_is_not_installed_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(KubernetesError, match=r"not installed\. Install it with pip, or name an image"):
         packed_wheel()

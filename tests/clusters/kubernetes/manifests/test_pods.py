@@ -294,7 +294,7 @@ def test_a_gateway_without_an_image_of_its_own_is_installed_with_its_variables_a
     pod = gateway_template(job(gateway=gateway))["spec"]
     (init,), (container,) = pod["initContainers"], pod["containers"]
     assert container["command"] == ["python", "-m", "meshgate_gateway"]
-    assert (variable(container, "PYTHONPATH"), variable(container, "HOME")) == (PYTHONPATH, "/h")
+    assert (variable(container, "PYTHONPATH"), variable(container, "HOME")) == (PYTHONPATH, "/home/meshgate")
     names = [each["name"] for each in container["env"]]
     assert len(names) == len(set(names))
     assert "MESHGATE_TOKEN" in names
