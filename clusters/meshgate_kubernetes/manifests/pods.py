@@ -401,7 +401,7 @@ def _gateway_container(spec: JobSpec) -> Object:
 def _installed(container: Object, gateway: GatewaySpec) -> Object:
     """``container`` with what the gateway's own image would have set."""
     variables = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **gateway.env_vars}
-    variables["HOME"] = _HOME  # that of the workers may be on a volume of theirs
+    variables["HOME"] = _HOME  # the one of the workers may be on a volume
     variables["PYTHONPATH"] = ":".join(filter(None, (variables.get("PYTHONPATH"), PYTHONPATH)))
     own = {each["name"] for each in container["env"]}
     given = [{"name": name, "value": value} for name, value in variables.items() if name not in own]
