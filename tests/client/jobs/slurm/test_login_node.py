@@ -18,15 +18,18 @@ from tests.waiting import wait_for
 
 # Its connection is open while the file "open" is there. The log has a word for each time that it ran.
 SSH = """#!/bin/sh
+directory=$(dirname "$0")
 case "$*" in
-*" ControlMaster=auto "*) word=connect; touch {directory}/open ;;
+*" ControlMaster=auto "*) word=connect; touch "$directory/open" ;;
 *" -O check "*) word=check ;;
 *" -O forward "*) word=forward ;;
 *" -O cancel "*) word=cancel ;;
 *) word=other ;;
 esac
-echo $word >> {directory}/log
-test -e {directory}/open
+test -e "$directory/open"
+code=$?
+echo $word >> "$directory/log"
+exit $code
 """
 
 
@@ -45,16 +48,20 @@ def test_the_shell_expands_the_home_of_a_python_and_nothing_else() -> None:
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """What ssh has done since the last call."""
     program, log = tmp_path / "ssh", tmp_path / "log"
-    program.write_text(SSH.format(directory=tmp_path))
+    program.write_text(SSH)
     program.chmod(0o755)
     log.touch()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(login_node, "TEMPORARY", str(tmp_path))
 
+    seen = 0
+
     def read() -> list[str]:
-        words = log.read_text().split()
-        log.write_text("")
-        return words
+        nonlocal seen
+        words = log.read_text().splitlines(keepends=True)[seen:]
+        new = [word.strip() for word in words if word.endswith("\n")]
+        seen += len(new)
+        return new
 
     return read
 
