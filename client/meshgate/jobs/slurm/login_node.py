@@ -14,10 +14,11 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.proxies.client import close_all_clients
@@ -27,6 +28,7 @@ COMMAND_TIMEOUT = 180.0
 CONNECT_TIMEOUT = 20
 OPEN_TIMEOUT = 300.0  # includes the time to type a password and to confirm on a telephone
 CONTROL_TIMEOUT = 20.0
+MOST_COMMANDS = 8  # at once in a connection: sshd refuses more than its MaxSessions, which is 10 by default
 IDLE_LIMIT = 300  # seconds that a connection stays open which nothing uses
 _LONGEST = 20  # bytes of the directory below: the path of a unix socket has at most 103, of which ssh adds 57
 TEMPORARY = tempfile.gettempdir() if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST else "/tmp"
@@ -150,13 +152,15 @@ class SshLogin:
     def run(self, command: str, stdin: str) -> Output:
         with self._lock:
             self._ensure()
-        return self._ssh(self._login_shell(command), stdin, COMMAND_TIMEOUT)
+        with self._turn():
+            return self._ssh(self._login_shell(command), stdin, COMMAND_TIMEOUT)
 
     def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
         with self._lock:
             self._ensure()
         ssh = [*self._base(), *self._login_shell(command)]
-        result = run_submission(ssh, request, confirm, COMMAND_TIMEOUT)
+        with self._turn():
+            result = run_submission(ssh, request, confirm, COMMAND_TIMEOUT)
         return Output(result.returncode, result.stdout, result.stderr)
 
     def forward(self, remote: str) -> str:
@@ -191,20 +195,35 @@ class SshLogin:
     def _ensure(self) -> None:
         """Opens the connection unless it is open. Raises ConnectionFailedError with ssh's words."""
         if self._closed:
-            raise JobError(f"the connection to {self._login} has been closed")
+            raise self._was_closed()
         if not self._is_open():
-            private_directory()  # a cleaner of temporary files may have removed it
-            with open(f"{self._key}.lock", "wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another program may open it, and ask for a password, right now
+            busy = (
+                f"another meshgate program has been connecting to {self._login} for {OPEN_TIMEOUT:g} s: answer what it "
+                "asks in its terminal (`fg` there if it is stopped), or end it, and try again"
+            )
+            with _hold_one([f"{self._key}.lock"], OPEN_TIMEOUT, busy):
                 if not self._is_open():
                     self._connect()
         self._opened_before = True
+
+    def _was_closed(self) -> JobError:
+        return JobError(f"the connection to {self._login} has been closed")
+
+    def _turn(self) -> contextlib.AbstractContextManager[None]:
+        """One of the ``MOST_COMMANDS`` turns. For a session that sshd refuses, ssh would open a connection of its own,
+        which fails where a password is needed."""
+        busy = (
+            f"{MOST_COMMANDS} other commands of your meshgate programs have been running on {self._login} for "
+            f"{COMMAND_TIMEOUT:g} s: wait for them, continue those that are stopped (`fg`) or end them, and try again"
+        )
+        return _hold_one([f"{self._key}.turn{n}" for n in range(MOST_COMMANDS)], COMMAND_TIMEOUT, busy)
 
     def _is_open(self) -> bool:
         return self._control_ssh("check").code == 0
 
     def _control_ssh(self, command: str, *options: str) -> Output:
         """Has the process of the open connection do something."""
+        private_directory()  # a cleaner of temporary files may have removed it, and another user may have made one
         return self._ssh(["-O", command, *options, "--", self._login], "", CONTROL_TIMEOUT)
 
     def _connect(self) -> None:
@@ -256,6 +275,27 @@ def close_at_exit() -> None:
         close_all_clients()
     for login in list(_open):
         login.close()
+
+
+@contextlib.contextmanager
+def _hold_one(files: Sequence[str], timeout: float, busy: str) -> Iterator[None]:
+    """Holds the lock of one of these files, for which programs compete. Raises ConnectionFailedError(busy)."""
+    deadline = time.monotonic() + timeout
+    with contextlib.ExitStack() as opened:
+        locks = [opened.enter_context(open(file, "wb")) for file in files]
+        while not any(map(_try_to_lock, locks)):
+            if time.monotonic() >= deadline:  # a program that Ctrl-Z has stopped keeps its lock
+                raise ConnectionFailedError(busy)
+            time.sleep(0.1)
+        yield
+
+
+def _try_to_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 _BATCH_HINT = (

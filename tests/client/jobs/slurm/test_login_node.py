@@ -7,11 +7,12 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from meshgate.errors import JobError
+from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.jobs.slurm import login_node
 from meshgate.jobs.slurm.login_node import SshLogin, ThisMachine, private_directory, python_command
 from tests.waiting import wait_for
@@ -85,6 +86,38 @@ def test_a_connection_that_another_program_opens_is_waited_for(ran: Callable[[],
         (tmp_path / "open").touch()
     opening.join()
     assert [*seen, *ran()] == ["check", "check"]
+
+
+def test_a_program_that_is_stopped_as_it_connects_does_not_block_others_for_ever(
+    ran: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = SshLogin("me@login")
+    with monkeypatch.context() as changed, open(f"{login._key}.lock", "wb") as lock:
+        changed.setattr(login_node, "OPEN_TIMEOUT", 0.0)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConnectionFailedError, match="another meshgate program has been connecting to me@login for"):
+            login.open()
+    assert ran() == ["check"]
+    login.open()
+    assert ran() == ["check", "check", "connect"]
+
+
+def test_commands_take_turns_within_the_sessions_that_sshd_allows(
+    ran: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = SshLogin("me@login")
+    commands = (lambda: login.run("true", ""), lambda: login.submit("true", "", lambda _: True))
+    login.open()
+    with monkeypatch.context() as changed, ExitStack() as others:
+        changed.setattr(login_node, "COMMAND_TIMEOUT", 0.0)
+        for n in range(login_node.MOST_COMMANDS):
+            fcntl.flock(others.enter_context(open(f"{login._key}.turn{n}", "wb")), fcntl.LOCK_EX)
+        for command in commands:
+            with pytest.raises(ConnectionFailedError, match="8 other commands of your meshgate programs have been"):
+                command()
+    assert ran() == ["check", "check", "connect", "check", "check"]
+    login.run("true", "")
+    assert ran() == ["check", "other"]
 
 
 def test_a_forwarding_is_made_again_in_a_connection_that_another_program_opened(ran: Callable[[], list[str]]) -> None:
