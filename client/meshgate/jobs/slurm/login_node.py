@@ -125,7 +125,8 @@ def private_directory() -> str:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise JobError(
             f"connections to login nodes need {path} to be your directory, which no other user can enter "
-            f"(mode 700), but it is {stat.filemode(found.st_mode)} of user {found.st_uid}: remove it"
+            f"(mode 700), but it is {stat.filemode(found.st_mode)} of user {found.st_uid}: remove it, or set TMPDIR to "
+            f"a private directory whose path has at most {_LONGEST} bytes"
         )
     return path
 
@@ -177,17 +178,25 @@ class SshLogin:
                     "there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
                 )
             self._forwards[remote] = local
+            if self._closed:  # close() takes no lock, and may have ended the others before this one was there
+                self._cancel(remote)
+                raise self._was_closed()
             return local
 
     def close(self) -> None:
         """Ends the forwardings, and leaves the connection to others. May be called again."""
         self._closed = True
         _open.discard(self)
-        while self._forwards:
-            remote, local = self._forwards.popitem()
-            with contextlib.suppress(OSError):  # a connection that is stuck ends them with itself
+        for remote in list(self._forwards):
+            self._cancel(remote)
+
+    def _cancel(self, remote: str) -> None:
+        if local := self._forwards.pop(remote, None):
+            # A connection that is stuck ends it with itself, and another user may have taken the directory.
+            with contextlib.suppress(OSError, JobError):
                 self._control_ssh("cancel", "-L", f"{local}:{remote}")
-            Path(local).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                Path(local).unlink()
 
     def __str__(self) -> str:
         return self._login

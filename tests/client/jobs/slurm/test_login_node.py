@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.jobs.slurm import login_node
-from meshgate.jobs.slurm.login_node import SshLogin, ThisMachine, private_directory, python_command
+from meshgate.jobs.slurm.login_node import Output, SshLogin, ThisMachine, private_directory, python_command
 from tests.waiting import wait_for
 
 # Its connection is open while the file "open" is there. The log has a word for each time that it ran.
@@ -151,6 +152,26 @@ def test_the_forwardings_of_a_program_end_with_it(ran: Callable[[], list[str]]) 
         login.forward("/there")
 
 
+def test_a_forwarding_that_is_made_while_its_program_closes_ends_too(
+    ran: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = SshLogin("me@login")
+    login.open()
+    ran()
+    control = login._control_ssh
+
+    def closed_after_forward(command: str, *options: str) -> Output:
+        output = control(command, *options)
+        if command == "forward":
+            login.close()
+        return output
+
+    monkeypatch.setattr(login, "_control_ssh", closed_after_forward)
+    with pytest.raises(JobError, match="has been closed"):
+        login.forward("/there")
+    assert ran() == ["check", "forward", "cancel"]
+
+
 def test_sockets_of_an_earlier_connection_are_removed(ran: Callable[[], list[str]]) -> None:
     login = SshLogin("me@login")
     leftover, other = Path(f"{login._key}-of-a-killed-driver"), Path(f"{SshLogin('me@other')._key}-gateway")
@@ -166,12 +187,27 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     directory = Path(private_directory())
     assert private_directory() == str(directory)
     directory.chmod(0o750)
-    with pytest.raises(JobError, match=rf"connections .* need {directory} .* is drwxr-x--- of user {os.getuid()}"):
+    with pytest.raises(JobError, match=rf"connections .* need {directory} .* is drwxr-x--- .* set TMPDIR to"):
         SshLogin("me@login")
     directory.rmdir()
     directory.symlink_to(tmp_path)
     with pytest.raises(JobError, match="is lrwxrwxrwx"):
         SshLogin("me@login")
+
+
+def test_the_directory_is_examined_before_each_use_of_the_connection(ran: Callable[[], list[str]]) -> None:
+    login = SshLogin("me@login")
+    local = login.forward("/there")
+    directory = Path(login._directory)
+    shutil.rmtree(directory)
+    assert login.forward("/there") == local  # a cleaner of temporary files removed it
+    ran()
+    directory.chmod(0o755)  # as would be one that another user made
+    for use in (login.open, lambda: login.run("true", ""), lambda: login.forward("/there")):
+        with pytest.raises(JobError, match="is drwxr-xr-x"):
+            use()
+    login.close()
+    assert ran() == []
 
 
 def test_the_path_of_a_socket_is_short_enough() -> None:
