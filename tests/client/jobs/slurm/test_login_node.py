@@ -107,7 +107,10 @@ def test_commands_take_turns_within_the_sessions_that_sshd_allows(
     ran: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login = SshLogin("me@login")
-    commands = (lambda: login.run("true", ""), lambda: login.submit("true", "", lambda _: True))
+    commands: list[Callable[[], Output]] = [
+        lambda: login.run("true", ""),
+        lambda: login.submit("true", "", lambda _: True),
+    ]
     login.open()
     with monkeypatch.context() as changed, ExitStack() as others:
         changed.setattr(login_node, "COMMAND_TIMEOUT", 0.0)
