@@ -9,7 +9,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshgate.proxies.attached import AttachedSession
     from meshgate.proxies.client import Client
     from meshgate.session.dialing import Dialer
+    from meshgate.session.futures import FutureProxy
 
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
@@ -98,8 +99,8 @@ class SessionAccess(ABC):
         Another process then takes it over with ``attach``. ``name`` is for people; the default is the start of the
         session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. The results of
         earlier calls are kept, except those that have arrived here: read them. Results that are on their way are sent
-        back, and TimeoutError is raised if that takes too long; another ``detach`` waits again. Raises JobNotRunning
-        before ``state()``.
+        back, and TimeoutError is raised if that takes too long, as behind a call that waits to be sent: the session is
+        detached nevertheless, and another ``detach`` waits again. Raises JobNotRunning before ``state()``.
         """
         with self._lock:
             if name is not None:
@@ -109,12 +110,14 @@ class SessionAccess(ABC):
                 raise JobNotRunning(f"cannot detach {self!r}: it has no session. Call state() before detach()")
             running._dialer()  # raises if this type of job cannot be detached
             self._scoped = False
-            name = self._detached = running._detached = _detach(running._client, name)
+            name, returned = _detach(running._client, name)
+            self._detached = running._detached = name
             if cached_path is not None and self._cache_file is None:
                 self.dump(cached_path)
                 self._cache_file = cached_path
             else:
                 running._outlive_driver()
+            returned.get(running._client.settings.connect_timeout)
             return name
 
     def sessions(self, cached_path: str | None = DEFAULT_JOB_PATH) -> list[SessionInfo]:
@@ -232,11 +235,13 @@ def check_detached(detached: object) -> bool | str:
     return str(detached)
 
 
-def _detach(client: Client, name: str | None) -> str:
-    """Detaches the session of ``client``; returns its name, by default the start of its id."""
+def _detach(client: Client, name: str | None) -> tuple[str, FutureProxy[Any]]:
+    """Detaches the session of ``client``. Returns its name, by default the start of its id, and a future that settles
+    once results that were on their way have been sent back."""
     name = name or client.detached or client.session_id[:8]
-    client.detach(name).get(client.settings.connect_timeout)
-    return name
+    noted, returned = client.start_detaching(name)
+    noted.get(client.settings.connect_timeout)
+    return name, returned
 
 
 def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:

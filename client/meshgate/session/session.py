@@ -297,6 +297,10 @@ class ClientSession:
         The future settles once the gateway has noted it, and keeps the result of every call made before whose future
         was not settled: results that were on their way here have been sent back.
         """
+        return self.start_detaching(name)[1]
+
+    def start_detaching(self, name: str) -> tuple[FutureProxy[Any], FutureProxy[Any]]:
+        """As ``detach``. The first future settles once the gateway has noted it, the second is that of ``detach``."""
         self.detached = name
         acknowledged = None
         if self._marks is None:
@@ -311,7 +315,7 @@ class ClientSession:
         ack = PendingAck(0, "detach", acknowledged=acknowledged)
         self.request(ack, lambda call: Detach(call=call, name=name), stream=CONTROL_STREAM, even_if_failed=True)
         returned = self._returned
-        return ack.future if returned is None or returned.future.done() else returned.future
+        return ack.future, ack.future if returned is None or returned.future.done() else returned.future
 
     def _post_returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
         self._connection.post(header, buffers, stream=CONTROL_STREAM)

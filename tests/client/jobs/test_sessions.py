@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from meshgate import JobError, JobNotRunning, JobUnsupported, LocalJob, ProcessJob, job_load
 from meshgate.jobs.sessions import SessionInfo, choose_session
+from meshgate.session.dialing import Dialer, UrlDialer
+from meshgate.session.futures import FutureProxy
 from meshgate.testing import FakeJob
 
 
@@ -73,3 +76,48 @@ def test_jobs_that_end_with_their_driver_cannot_be_detached() -> None:
         job.state()
         with pytest.raises(JobUnsupported, match="does not say how to reach its gateway"):
             job.detach()
+
+
+class DetachedJob(FakeJob):
+    """A job whose gateway has noted that its session is detached, while results are on their way."""
+
+    def __init__(self) -> None:
+        super().__init__({"workers": 1})
+        self.outlives_driver = False
+        self.noted: FutureProxy[None] = FutureProxy()
+        self.returned: FutureProxy[None] = FutureProxy()
+        self.noted.settle(lambda: None)
+        client: Any = SimpleNamespace(
+            closed=False,
+            detached="",
+            settings=SimpleNamespace(connect_timeout=0),
+            start_detaching=lambda name: (self.noted, self.returned),
+        )
+        self._client = client
+
+    @property
+    def _running(self) -> DetachedJob:
+        return self
+
+    def _dialer(self) -> Dialer:
+        return UrlDialer("ws://127.0.0.1:1", "token")
+
+    def _outlive_driver(self) -> None:
+        self.outlives_driver = True
+
+
+def test_a_session_is_detached_once_its_gateway_says_so_although_results_take_too_long() -> None:
+    job = DetachedJob()
+    with pytest.raises(TimeoutError):
+        job.detach("train", cached_path=None)
+    assert (job._detached, job.outlives_driver) == ("train", True)
+    job.returned.settle(lambda: None)
+    assert job.detach("train", cached_path=None) == "train"
+
+
+def test_a_session_is_not_detached_if_its_gateway_does_not_answer() -> None:
+    job = DetachedJob()
+    job.noted = FutureProxy()
+    with pytest.raises(TimeoutError):
+        job.detach("train", cached_path=None)
+    assert (job._detached, job.outlives_driver) == (False, False)

@@ -448,6 +448,19 @@ def test_detaching_takes_one_message_if_nothing_is_on_its_way(gateway: ScriptedG
     assert not list(client.calls)
 
 
+def test_the_gateway_notes_that_a_session_is_detached_before_results_have_been_sent_back(
+    gateway: ScriptedGateway, client: Client
+) -> None:
+    gateway.on[Call] = lambda *_: None
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    call = counters(client).slice(hosts=0, gpus=0).add.call_one(1)
+    for _ in range(2):
+        noted, returned = client.start_detaching("training")
+        noted.get(timeout=20)
+        assert not returned.done()
+    assert not call.done()
+
+
 def test_a_session_that_ends_while_results_are_on_their_way_ends_the_wait_of_detach(
     gateway: ScriptedGateway, settings: ClientSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
