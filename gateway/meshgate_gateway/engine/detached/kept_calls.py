@@ -176,12 +176,22 @@ class KeptCalls:
         """The replies to all calls so far wait until the new holder fetches them. Its own come after ``last_call``."""
         self._before_holder = last_call
         self._unsent.clear()
+        self._end_returned_streams()
         for call in self._calls.values():
             call.wanted = call.released = call.reported = False
         fetched = [call for call in self._calls.values() if call.read]  # perhaps, without being read again
         for call in (*self._listed.values(), *self._take_evictable(), *fetched):
             self._make_evictable(call)  # both together are within the limits again
         self._listed = {call.header.call: call for call in self._take_evictable()}
+
+    def _end_returned_streams(self) -> None:
+        """Nothing runs any more that gives the results which the holder has not sent back: the next one would wait for
+        them for ever. It ignores the failure of a stream that is complete."""
+        for number, call in list(self._calls.items()):
+            if call.returned and call.header.adverb == "stream":
+                message = "this result was on its way to the program that left, which has not sent it back"
+                self._store(call, Failed(call=number, failure=Failure(kind="invalid", message=message)), ())
+            call.returned = False
 
     # --- what there is
 

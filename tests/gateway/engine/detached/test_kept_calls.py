@@ -297,7 +297,23 @@ def test_results_of_a_stream_that_are_sent_back_follow_those_that_the_program_ha
     assert holder.states == {1: "finished"}
     first, *others = holder.sent_to_next(1)
     assert isinstance(first, Failed)
-    assert [item.rank for item in others] == [2, 0]
+    assert [item.rank for item in others[:2]] == [2, 0]
+
+
+def test_results_of_a_stream_that_were_not_sent_back_fail_for_the_next_holder() -> None:
+    holder = Holder()
+    request = Call(call=1, target=MeshRef(object=3), endpoint="step", adverb="stream")
+    holder.calls.returned(Returned(request=request, reply=Item(call=1, rank=2)), (b"value",))
+    holder.stream(2)
+    holder.item(2, 0)
+    alone = Call(call=3, target=MeshRef(object=3), endpoint="step", adverb="call")
+    holder.calls.returned(Returned(request=alone, reply=Values(call=3)), (b"value",))
+    holder.calls.holder_changed()
+    item, failed, *others = holder.sent_to_next(1, 2, 3)  # the second takeover adds nothing
+    assert item == Item(call=1, rank=2)
+    assert (failed.call, failed.rank) == (1, None)
+    assert "was on its way to the program that left" in failed.failure.message
+    assert others == [Item(call=2, rank=0), Values(call=3)]
 
 
 def test_what_is_sent_back_of_a_call_that_is_not_listed_is_dropped() -> None:
