@@ -302,20 +302,37 @@ class ClientSession:
     def start_detaching(self, name: str) -> tuple[FutureProxy[Any], FutureProxy[Any]]:
         """As ``detach``. The first future settles once the gateway has noted it, the second is that of ``detach``."""
         self.detached = name
-        acknowledged = None
         if self._marks is None:
-            self._returned = PendingAck(0, "detach")
-            self.calls.add(self._returned)
-            returns = self._dispatcher.returns = Returns(self.calls, self._post_returned, self._all_returned)
-            acknowledged = returns.noted
-            marks = self._mark_what_is_read()
-            for number, call in self.calls.items():
-                if not isinstance(call, PendingAck):
-                    marks.watch_call(number, call.futures())
-        ack = PendingAck(0, "detach", acknowledged=acknowledged)
-        self.request(ack, lambda call: Detach(call=call, name=name), stream=CONTROL_STREAM, even_if_failed=True)
+            try:
+                ack = self._post_detach(name, self._watch_returns())
+            except BaseException:  # Ctrl-C, too: the next attempt is the first
+                self._forget_returns()
+                raise
+        else:
+            ack = self._post_detach(name)
         returned = self._returned
         return ack.future, ack.future if returned is None or returned.future.done() else returned.future
+
+    def _post_detach(self, name: str, acknowledged: Callable[[int], object] | None = None) -> PendingAck:
+        ack = PendingAck(0, "detach", acknowledged=acknowledged)
+        self.request(ack, lambda call: Detach(call=call, name=name), stream=CONTROL_STREAM, even_if_failed=True)
+        return ack
+
+    def _watch_returns(self) -> Callable[[int], object]:
+        """Prepares the first ``Detach``. Returns the callback for when the gateway has noted it."""
+        self._returned = PendingAck(0, "detach")
+        self.calls.add(self._returned)
+        returns = self._dispatcher.returns = Returns(self.calls, self._post_returned, self._all_returned)
+        marks = self._mark_what_is_read()
+        for number, call in self.calls.items():
+            if not isinstance(call, PendingAck):
+                marks.watch_call(number, call.futures())
+        return returns.noted
+
+    def _forget_returns(self) -> None:
+        if self._returned is not None:
+            self.calls.pop(self._returned.number)
+        self._returned = self._marks = self._dispatcher.marks = self._dispatcher.returns = None
 
     def _post_returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
         self._connection.post(header, buffers, stream=CONTROL_STREAM)

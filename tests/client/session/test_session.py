@@ -25,6 +25,7 @@ from meshgate.session.dialing import UrlDialer
 from meshgate.session.futures import FutureProxy
 from meshgate.session.session import ResultReader
 from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_wire import Fragments, Header
 from meshgate_wire.messages import (
     Adopted,
@@ -445,6 +446,29 @@ def test_detaching_takes_one_message_if_nothing_is_on_its_way(gateway: ScriptedG
     for _ in range(2):
         client.detach("training").get(timeout=20)
     assert len(gateway.got(Detach)) == 2
+    assert not list(client.calls)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, GatewayError])
+def test_after_an_interruption_while_detach_is_posted_the_next_one_is_the_first(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+) -> None:
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    post = ConnectionThread.post
+
+    def interrupted(self: ConnectionThread, header: Header, *args: Any, **kwargs: Any) -> None:
+        if isinstance(header, Detach):
+            raise interruption
+        post(self, header, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConnectionThread, "post", interrupted)
+        with pytest.raises(interruption):
+            client.detach("training")
+    assert not list(client.calls)
+    assert (client._dispatcher.marks, client._dispatcher.returns) == (None, None)
+    client.detach("training").get(timeout=20)
+    assert client._dispatcher.marks is not None
     assert not list(client.calls)
 
 
