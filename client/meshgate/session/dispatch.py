@@ -36,6 +36,7 @@ from meshgate_wire.messages import (
     OutputLine,
     PortMessage,
     Progress,
+    Returned,
     Stop,
     Sync,
     Values,
@@ -127,6 +128,9 @@ class Dispatcher:
         if number is not None:
             self._creation_failed(number, failure)
         self._fail_call(getattr(header, "call", None), lambda: InvalidRequestError(failure.message))
+        if isinstance(header, Returned):  # nothing waits for it
+            text = f"a result of {header.request.endpoint} is not kept for the next program: {failure.message}"
+            self._printer.put([OutputLine(stream="stderr", mesh="meshgate", text=text)], lambda: None)
 
     def connection_notice(self, text: str, final: bool) -> None:
         in_place = not final and kind_of(sys.stderr) != "file"

@@ -30,6 +30,7 @@ from meshgate_wire import Fragments, Header, Session
 from meshgate_wire.messages import (
     Call,
     Configure,
+    Detach,
     Done,
     ErrorGroup,
     Failed,
@@ -38,11 +39,13 @@ from meshgate_wire.messages import (
     Host,
     Output,
     OutputLine,
+    Returned,
     Values,
     stream_of,
 )
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
+from tests.waiting import wait_for
 
 
 def test_replies_to_unknown_calls_are_ignored(gateway: ScriptedGateway, client: Client) -> None:
@@ -91,6 +94,36 @@ def test_a_message_that_cannot_be_encoded_fails_only_its_call(
     with pytest.raises(InvalidRequestError, match=r"Call was not sent: ZeroDivisionError\('a bug'\)"):
         mesh.add.call(1).get(timeout=20)
     mesh.initialized.get(timeout=20)
+
+
+def test_a_result_that_cannot_be_sent_back_is_named_in_a_line(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: list[tuple[Any, Any]] = []
+    answer: Any = gateway.on[Call]
+    gateway.functions["add"] = lambda rank, amount: amount
+    gateway.on[Call] = lambda _, header, buffers: called.append((header, buffers))
+    call = counters(client).slice(hosts=0, gpus=0).add.call_one(1)
+    wait_for(lambda: called, "the call")
+    send = Session.send
+
+    def fail_returned(self: Session, header: Header, *args: Any, **kwargs: Any) -> None:
+        if isinstance(header, Returned):
+            raise ZeroDivisionError("a bug")
+        send(self, header, *args, **kwargs)
+
+    def detach(session: ScriptedSession, header: Detach, _: object) -> None:
+        if called:
+            answer(session, *called.pop())
+        session.send(Done(call=header.call))
+
+    monkeypatch.setattr(Session, "send", fail_returned)
+    gateway.on[Detach] = detach
+    client.detach("training").get(timeout=20)
+    assert call.get(timeout=20) == 1
+    client.close()  # waits until all is printed
+    line = "a result of add is not kept for the next program: Returned was not sent: ZeroDivisionError('a bug')"
+    assert line in capsys.readouterr().err
 
 
 def test_a_remote_error_has_rank_host_and_exception(gateway: ScriptedGateway, client: Client) -> None:
