@@ -295,7 +295,8 @@ class ClientSession:
         """Keeps the session running when this process leaves, for its lease, so that another can take it over.
 
         The future settles once the gateway has noted it, and keeps the result of every call made before whose future
-        was not settled: results that were on their way here have been sent back.
+        was not settled: results that were on their way here have been sent back. Of a stream that still runs, only the
+        results are kept that the gateway gets after that.
         """
         return self.start_detaching(name)[1]
 
