@@ -13,6 +13,7 @@ import os
 import subprocess
 from typing import Any
 
+STACKS_MARK = "meshgate-stacks"  # of gateway/meshgate_gateway/engine/on_worker/stacks.py
 SCRIPT_MARK = "meshgate-script"
 
 # Kills the process group $1 when its standard input is closed, which happens when this process ends in any way.
@@ -81,7 +82,7 @@ def write_startup(directory: str, about: dict[str, Any]) -> None:
     arguments = SCRIPT_MARK, json.dumps(about), directory
     text = (
         f"from __future__ import annotations\n\n{source}\nserve_script_stacks{arguments!r}\n"
-        # ``site`` ignores that there is none. Otherwise the interpreter has its own one, as without this file.
+        # One that the interpreter has besides runs now, as it would without this file; ``site`` ignores a missing one.
         "import sys\ndel sys.modules['sitecustomize']\nimport sitecustomize\n"
     )
     with open(os.path.join(directory, "sitecustomize.py"), "w", encoding="utf-8") as file:

@@ -16,10 +16,9 @@ import signal
 import time
 from typing import Any
 
-from meshgate.ranks.processes import SCRIPT_MARK, find_marks, siblings  # sent along
+from meshgate.ranks.processes import SCRIPT_MARK, STACKS_MARK, find_marks, siblings  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-MARK = "meshgate-stacks"
 SILENT = "it has ended, or is stopped, and does not answer"
 TAKEN = "its own handler of the signal SIGRTMAX-3 takes the place of the one that shows its stack"
 POLL_INTERVAL = 0.005  # seconds; a file has no event to wait for
@@ -50,7 +49,7 @@ class StackReader(Actor, metaclass=SentAsSource):
         asked = [
             process
             for pid in siblings()
-            for name in (MARK, SCRIPT_MARK)
+            for name in (STACKS_MARK, SCRIPT_MARK)
             if (process := _Process.find(pid, name)) is not None
         ]
         try:
@@ -72,7 +71,7 @@ class _Process:
         self.request = secrets.token_hex(4).encode()
 
     @classmethod
-    def find(cls, pid: int, mark: str = MARK) -> _Process | None:
+    def find(cls, pid: int, mark: str = STACKS_MARK) -> _Process | None:
         """None if the process has no such mark, or inherited it, or has ended."""
         for answers, about in find_marks(pid, mark):
             start = len(os.pread(answers, 65_536, 0).partition(b"\n")[0]) + 1

@@ -13,10 +13,9 @@ import subprocess
 import time
 from typing import Any
 
-from meshgate.ranks.processes import find_marks, siblings  # sent along
+from meshgate.ranks.processes import STACKS_MARK, find_marks, siblings  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-STACKS_MARK = "meshgate-stacks"
 SMI = "nvidia-smi"
 SMI_TIMEOUT = 10.0  # seconds; the driver may have to wake the GPUs
 MIB = 2**20

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshgate.proxies.torch_variables import HeldPort, hold_master_port, host_name, rank_variables  # sent along
-from meshgate.ranks.processes import find_marks, start_guard, write_startup  # sent along
+from meshgate.ranks.processes import STACKS_MARK, find_marks, start_guard, write_startup  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
 
@@ -250,7 +250,7 @@ def _start(plan: Mapping[str, Any], local_rank: int, logs: str | None, environme
 
 def _show_stacks(environment: dict[str, str], directory: str) -> None:
     """Makes the script's interpreter answer ``meshgate stacks``, as this rank of this process's mesh."""
-    for descriptor, about in find_marks(os.getpid(), "meshgate-stacks"):
+    for descriptor, about in find_marks(os.getpid(), STACKS_MARK):
         os.close(descriptor)
         write_startup(directory, {name: about[name] for name in ("session", "mesh", "rank", "host")})
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, environment.get("PYTHONPATH")]))
