@@ -58,7 +58,7 @@ __all__ = [
     "WireError",
 ]
 
-_MODULES = {
+_HOMES = {
     ".errors": "LimitExceeded MessageTooLarge ProtocolError SessionEnded SessionLost VersionMismatch WireError",
     ".framing.fragments": "Buffer Fragments FragmentsFile Sendable",
     ".framing.frames": "Hello PeerLimits",
@@ -68,11 +68,11 @@ _MODULES = {
     ".session": "Established Event MessageReceived Session State Statistics",
     ".websocket": "Pump Timer Transport",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
     return value

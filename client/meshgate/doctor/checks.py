@@ -98,23 +98,22 @@ def check_cluster(kubeconfig: str | None, namespace: str, compute: Compute | Non
     yield Finding(check="API server", outcome="ok", text=f"answers within {time.monotonic() - started:.2f} s")
     request = JobRequest(namespace=namespace).with_mesh(mesh_from_compute("workers", compute or Compute()))
     spec = request.spec(generate_job_name("doctor"))
-    (permissions,) = _check_permissions(api, spec)
+    permissions = _check_permissions(api, spec)
     yield permissions
     if permissions.outcome == "ok":
         yield from _check_admission(api, spec)
 
 
-def _check_permissions(api: Api, spec: JobSpec) -> Iterator[Finding]:
+def _check_permissions(api: Api, spec: JobSpec) -> Finding:
     namespace = spec.namespace
     try:
         require_permissions(api, spec, forward=True)
     except Forbidden as error:
         remedy = f"ask for the Kubernetes role `edit` in namespace {namespace}, or for the Role in docs/kubernetes.md"
-        yield problem("permissions", error, remedy)
+        return problem("permissions", error, remedy)
     except KubernetesError as error:
-        yield problem("permissions", error, "try again; the API server did not answer a permission review")
-    else:
-        yield Finding(check="permissions", outcome="ok", text=f"jobs can be started in namespace {namespace}")
+        return problem("permissions", error, "try again; the API server did not answer a permission review")
+    return Finding(check="permissions", outcome="ok", text=f"jobs can be started in namespace {namespace}")
 
 
 def _check_admission(api: Api, spec: JobSpec) -> Iterator[Finding]:

@@ -348,18 +348,16 @@ def resolve_image(gateway: GatewayRequest, workers: Sequence[WorkerSpec]) -> tup
     version of Python, from the index that they use.
     """
     installing = next((each for each in workers if each.install_monarch), None)
-    image = gateway.image
-    if installing is None:
-        return image or default_gateway_image(), gateway.pod
-    if not gateway.pod.install_monarch and (image or own_gateway_image()):
-        return image or default_gateway_image(), gateway.pod
+    named = gateway.image or own_gateway_image()
+    if installing is None or (named and not gateway.pod.install_monarch):
+        return gateway.image or default_gateway_image(), gateway.pod
     pod = gateway.pod.model_dump()
     inherited = {
         "install_monarch": True,
         "env_vars": pod["env_vars"] or installing.env_vars,
         "secrets": pod["secrets"] or installing.secrets,
     }
-    return image or installing.image, GatewaySpec.model_validate({**pod, **inherited})
+    return gateway.image or installing.image, GatewaySpec.model_validate({**pod, **inherited})
 
 
 def inherit(gateway: GatewaySpec, worker: WorkerSpec) -> GatewaySpec:

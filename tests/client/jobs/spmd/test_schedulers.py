@@ -115,14 +115,10 @@ def test_no_replica_is_started_if_a_gateway_cannot_be(
         job_of_app("local_cwd").apply()
 
 
-class InterruptedRunner:
-    """A torchx runner whose ``schedule`` starts an app and does not return."""
+class Runner:
+    """A torchx, and its runner: what all of them have in common."""
 
-    def __init__(self, error: BaseException, cancels: Exception | None = None) -> None:
-        self.apps: list[str] = []
-        self.error, self.cancels = error, cancels
-
-    def get_runner(self) -> InterruptedRunner:
+    def get_runner(self) -> Runner:
         return self
 
     def name(self) -> str:
@@ -130,6 +126,14 @@ class InterruptedRunner:
 
     def dryrun(self, app: specs.AppDef, scheduler: str, cfg: object) -> SimpleNamespace:
         return SimpleNamespace(request=SimpleNamespace(app_id="app-1"))
+
+
+class InterruptedRunner(Runner):
+    """A torchx runner whose ``schedule`` starts an app and does not return."""
+
+    def __init__(self, error: BaseException, cancels: Exception | None = None) -> None:
+        self.apps: list[str] = []
+        self.error, self.cancels = error, cancels
 
     def schedule(self, start: SimpleNamespace) -> NoReturn:
         self.apps.append(f"local_cwd://session/{start.request.app_id}")
@@ -141,11 +145,15 @@ class InterruptedRunner:
         self.apps.remove(handle)
 
 
+def app_on(scheduler: str) -> TorchXApp:
+    role = specs.Role(name="trainer", image="img:1", entrypoint="env", args=COMMAND)
+    return TorchXApp(specs.AppDef(name="app", roles=[role]), scheduler, {}, {})
+
+
 def torchx_app(monkeypatch: pytest.MonkeyPatch, directory: Path, runner: InterruptedRunner) -> TorchXApp:
     monkeypatch.setattr(schedulers.tempfile, "tempdir", str(directory))
     monkeypatch.setattr(schedulers, "require_torchx", lambda: runner)
-    role = specs.Role(name="trainer", image="img:1", entrypoint="env", args=COMMAND)
-    return TorchXApp(specs.AppDef(name="app", roles=[role]), "local_cwd", {}, {})
+    return app_on("local_cwd")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ def test_an_app_that_torchx_can_neither_start_nor_end_is_reported_with_both_reas
     assert list(tmp_path.iterdir()) == []
 
 
-class Containers:
+class Containers(Runner):
     """A Docker, and a torchx runner, whose containers run for a moment and fail: their image lacks Monarch."""
 
     def __init__(self, address: str, log: str) -> None:
@@ -179,15 +187,6 @@ class Containers:
         found = SimpleNamespace(attrs=network, labels={"torchx.pytorch.org/replica-id": "0"})
         self.containers = SimpleNamespace(list=lambda filters: [found])
         self.log, self.looks = log, 0
-
-    def get_runner(self) -> Containers:
-        return self
-
-    def name(self) -> str:
-        return "session"
-
-    def dryrun(self, app: specs.AppDef, scheduler: str, cfg: object) -> SimpleNamespace:
-        return SimpleNamespace(request=SimpleNamespace(app_id="app-1"))
 
     def schedule(self, start: SimpleNamespace) -> None:
         pass
@@ -207,8 +206,7 @@ def docker_app(monkeypatch: pytest.MonkeyPatch, docker: Containers) -> TorchXApp
     monkeypatch.setattr(schedulers, "require_torchx", lambda: docker)
     monkeypatch.setattr(schedulers, "_docker", lambda: docker)
     monkeypatch.setattr(schedulers, "POLL", 0.0)
-    role = specs.Role(name="trainer", image="img:1", entrypoint="env", args=COMMAND)
-    return TorchXApp(specs.AppDef(name="app", roles=[role]), "local_docker", {}, {})
+    return app_on("local_docker")
 
 
 @pytest.mark.parametrize(
