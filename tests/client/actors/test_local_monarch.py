@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import operator
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +18,7 @@ from meshgate.proxies.client import Client
 from meshgate.shapes.shape import Extent, Point
 from meshgate_wire.messages import Call, SendTo
 from tests.client.counting import Counter
+from tests.client.laptop import run_without
 from tests.client.scripted_gateway import ScriptedGateway
 
 LOCAL: list[Callable[[], Any]] = [
@@ -66,7 +64,7 @@ def test_as_endpoint_and_send_of_monarch_work_with_meshes_and_ports_of_a_session
 
 
 def test_a_program_beside_a_monarch_of_its_own_still_works_with_the_session() -> None:
-    program = """
+    code = """
         import monarch.actor
         import meshgate
         from meshgate.actors.api import inside_actor
@@ -79,13 +77,11 @@ def test_a_program_beside_a_monarch_of_its_own_still_works_with_the_session() ->
             print(error)
         monarch.actor.shutdown_context().get()
     """
-    code = textwrap.dedent(program)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert "there is no session" in done.stdout
+    assert b"there is no session" in run_without(code=code)
 
 
 def test_a_port_of_a_monarch_on_the_laptop_is_refused_before_it_is_sent() -> None:
-    program = """
+    code = """
         from monarch.actor import Channel, shutdown_context
         from meshgate.errors import InvalidRequestError
         from meshgate.serialization.pickling import dumps_call
@@ -96,9 +92,7 @@ def test_a_port_of_a_monarch_on_the_laptop_is_refused_before_it_is_sent() -> Non
             print(error)
         shutdown_context().get()
     """
-    code = textwrap.dedent(program)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert "this Port belongs to a Monarch on this machine" in done.stdout
+    assert b"this Port belongs to a Monarch on this machine" in run_without(code=code)
 
 
 @pytest.fixture(params=["once", "twice"])
