@@ -39,6 +39,8 @@ def train() -> None:
             used, left = (monarch.fetch_shard(tensor, **here).result().item() for tensor in (rate, loss))
             print(f"rate {used:.1f}: loss {left:.4f} after {STEPS} steps", flush=True)
     procs.stop().get()
+    sys.stdout.flush()
+    os._exit(0)  # before Python 3.14, Monarch's threads may abort a program that ends in the usual way
 
 
 def submit() -> None:

@@ -45,7 +45,7 @@ with ProcessJob({"workers": 2}) as job:
 print("done in", os.path.basename(os.getcwd()))
 """
 NATIVE = """
-import sys
+import os, sys
 import meshgate
 from monarch.actor import Actor, current_rank, endpoint
 
@@ -59,6 +59,8 @@ procs = hosts.spawn_procs(per_host={"gpus": 2})
 ranks = procs.spawn("ranks", Ranks)
 print(type(hosts).__module__, [rank for _, rank in ranks.rank.call().get().items()])
 procs.stop().get()
+sys.stdout.flush()
+os._exit(0)  # see docs/submit.md
 """
 LEFT = "running: it belongs to the user who submitted this program\n"
 

@@ -35,6 +35,7 @@ with kt.KubernetesJob(compute=kt.Compute(replicas=2), name="night", namespace=sy
 raise SystemExit(3)
 """
 NATIVE = """
+import os, sys
 import meshgate
 from monarch.actor import Actor, current_rank, endpoint
 
@@ -46,6 +47,8 @@ class Ranks(Actor):
 procs = meshgate.native_hosts("workers").spawn_procs(per_host={"gpus": 2})
 print([rank for _, rank in procs.spawn("ranks", Ranks).rank.call().get().items()])
 procs.stop().get()
+sys.stdout.flush()
+os._exit(0)  # see docs/submit.md
 """
 HUNGRY = """
 import os, signal

@@ -281,6 +281,11 @@ def _ending(code: int) -> str:
         return f"exited with code {code}"
     if code == -signal.SIGKILL:
         return "was killed by SIGKILL, which is how the kernel ends a process if the machine or job is out of memory"
+    if code == -signal.SIGABRT:
+        return (
+            "was ended by SIGABRT. If its last line is 'FATAL: exception not rethrown', that was while the interpreter "
+            "shut down, after the program's end: before Python 3.14, end one that uses Monarch itself with os._exit()"
+        )
     try:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:

@@ -94,6 +94,13 @@ def test_a_program_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     assert (record.state, record.exit_code, record.reason) == ("stopped", -signal.SIGKILL, "was killed by SIGKILL")
 
 
+def test_an_abort_while_the_interpreter_shuts_down_is_explained(tmp_path: Path) -> None:
+    with run(tmp_path, "import os\nos.abort()\n") as night:
+        record = night.wait()
+    assert (record.state, record.exit_code) == ("failed", -signal.SIGABRT)
+    assert "FATAL: exception not rethrown" in record.reason
+
+
 def test_a_run_ends_with_its_gateway(tmp_path: Path) -> None:
     with run(tmp_path, "import os, signal\nprint(os.getpid())\nwhile True: signal.pause()\n") as night:
         night.wait_printed("\n")
