@@ -443,15 +443,18 @@ class JobCacheWarning(UserWarning):
     """The job in a cache file cannot be used; a new one replaces it."""
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """The ranks in short: ``rank 3``, ``ranks 0-3, 9``."""
+def ranks_text(ranks: Sequence[int], most: int | None = None) -> str:
+    """The ranks in short: ``rank 3``, ``ranks 0-3, 9``; or ``ranks 0-3, 9 and 17 more`` if they are more sequences than
+    ``most``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
             runs[-1] = [runs[-1][0], rank]
         else:
             runs.append([rank])
-    text = ", ".join("-".join(map(str, run)) for run in runs)
+    text = ", ".join("-".join(map(str, run)) for run in runs[:most])
+    if most is not None and len(runs) > most:
+        text += f" and {sum(run[-1] - run[0] + 1 for run in runs[most:])} more"
     return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"
 
 

@@ -137,6 +137,12 @@ def test_ranks_are_abbreviated(ranks: list[int], text: str) -> None:
     assert ranks_text(ranks) == text
 
 
+def test_many_ranks_are_named_up_to_a_number_of_sequences() -> None:
+    ranks = [0, 1, 2, 5, 7, 8]
+    assert ranks_text(ranks, 2) == "ranks 0-2, 5 and 2 more"
+    assert ranks_text(ranks, 3) == "ranks 0-2, 5, 7-8"
+
+
 @given(st.sets(st.integers(0, 200), min_size=1))
 def test_abbreviated_ranks_contain_each_rank(ranks: set[int]) -> None:
     named: set[int] = set()

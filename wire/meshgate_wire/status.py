@@ -6,6 +6,7 @@ durations in seconds, because clocks of different machines differ.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,6 +65,22 @@ class CallCounts(_Model):
     )
 
 
+class EndedRanks(_Model):
+    """Ranks of a mesh that ended for the same reason."""
+
+    ranks: tuple[tuple[int, int], ...] = Field(description="the first and the last of each sequence, ascending")
+    reason: str = Field(description="in short, such as `killed by SIGKILL (out of memory?)`")
+    exit_code: int | None = Field(
+        default=None, description="of their processes, negative for a signal; null: it is not known, or they run on"
+    )
+    age: float | None = Field(default=None, description="seconds since the first of them ended; null: not known")
+    last_age: float | None = Field(default=None, description="seconds since the last of them ended; null: not known")
+    stopped: bool = Field(default=False, description="the program has stopped them, so they are not lost")
+
+    def each(self) -> Iterator[int]:
+        return (rank for first, last in self.ranks for rank in range(first, last + 1))
+
+
 class MeshStatus(_Model):
     """Processes or actors of a session."""
 
@@ -72,7 +89,10 @@ class MeshStatus(_Model):
     sizes: dict[str, int] = Field(description="size by dimension")
     class_name: str = Field(default="", description="of actors")
     version: str = Field(default="", description="of the code that the processes started from; empty: none was synced")
-    dead: dict[int, str] = Field(default={}, description="reason by rank, for ranks that ended")
+    dead: dict[int, str] = Field(default={}, description="report by rank, for the first 64 ranks that ended")
+    ended: tuple[EndedRanks, ...] | None = Field(
+        default=None, description="all ranks that ended, at most 32 reasons; null: the gateway is older"
+    )
     number: int = Field(default=0, description="names the mesh within its session")
     procs: int = Field(default=0, description="of actors: the number of their proc mesh")
     calls: CallCounts | None = Field(default=None, description="of actors; null: the gateway is older")
@@ -80,6 +100,13 @@ class MeshStatus(_Model):
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
     kept: int = Field(default=0, description="of procs: roughly the bytes of the values that stay in them")
     kept_by_rank: dict[int, int] = Field(default={}, description="the same, by rank")
+
+    def endings(self) -> tuple[EndedRanks, ...]:
+        """``ended``, or what an older gateway says instead."""
+        if self.ended is not None:
+            return self.ended
+        reasons = {rank: report.strip().rpartition("\n")[2].strip() for rank, report in self.dead.items()}
+        return tuple(EndedRanks(ranks=((rank, rank),), reason=reason) for rank, reason in reasons.items())
 
 
 class HostStatus(_Model):

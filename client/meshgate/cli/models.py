@@ -174,6 +174,18 @@ class RankUsage(Result):
     )
 
 
+class LostRanks(Result):
+    """Ranks that were lost for the same reason."""
+
+    session: str
+    mesh: str = Field(description="of processes; or of actors that failed while their processes run on")
+    ranks: list[int]
+    reason: str = Field(description="in short; at most 32 of a mesh are distinguished")
+    exit_code: int | None = Field(description="of the processes, negative for a signal; null: unknown, or they run on")
+    age: float | None = Field(description="seconds since the first was lost; null: the gateway is older")
+    last_age: float | None = Field(description="seconds since the last was lost; null: the gateway is older")
+
+
 class GpuUsage(Result):
     """A GPU of a host; null: it does not report that."""
 
@@ -193,6 +205,7 @@ class Top(Result):
     gpus: list[GpuUsage]
     kept: dict[str, int] = Field(default={}, description=KEPT)
     problems: dict[str, str] = Field(description="why a host or session could not be read, by its name")
+    lost: list[LostRanks] = Field(default=[], description="ranks that were lost, those with the same reason together")
 
 
 class ErrorGroup(Result):

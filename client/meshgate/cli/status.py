@@ -9,7 +9,8 @@ from rich.console import Console
 
 from meshgate.cli import jobs
 from meshgate.cli.console import AsJson, Job, Namespace, age_text, emit, meshes_text, new_table
-from meshgate.cli.models import Event, JobRow, LateRank, Result
+from meshgate.cli.models import Event, JobRow, LateRank, LostRanks, Result
+from meshgate.errors import ranks_text
 from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
@@ -18,7 +19,8 @@ from meshgate.ranks import OWN_MESHES
 from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
-RANKS_NAMED = 4
+MAX_LOST = 8  # rows
+SEQUENCES_NAMED = 8  # of ranks
 VERSION_SHOWN = 12
 NAMES_SHOWN = 4
 
@@ -85,6 +87,8 @@ def _show_session(session: SessionStatus, console: Console) -> None:
         for mesh in session.meshes:
             table.add_row(f"  {mesh.name}", mesh.kind, _shape(mesh), mesh.version[:VERSION_SHOWN], _state(mesh))
         console.print(table)
+    for line in lost_lines(lost_ranks(session), MAX_LOST):
+        console.print(f"  {line}", markup=False)
     if session.calls_in_flight:
         console.print(f"  {session.calls_in_flight} call{'' if session.calls_in_flight == 1 else 's'} in flight")
         table = new_table("  CALL", "AGE", "ANSWERED", "WAITING FOR")
@@ -115,6 +119,38 @@ def late_ranks(session: SessionStatus, mesh: MeshStatus) -> list[LateRank]:
     ]
 
 
+def lost_ranks(session: SessionStatus) -> list[LostRanks]:
+    """The ranks that the session has lost, by mesh and reason; each once, if its actors ended with its process."""
+    processes = {mesh.number: _ended(mesh, stopped=False) for mesh in session.meshes if mesh.kind == "procs"}
+    found = []
+    for mesh in sorted(session.meshes, key=lambda mesh: mesh.kind == "actors"):
+        with_process = processes.get(mesh.procs, frozenset()) if mesh.kind == "actors" else frozenset()
+        for group in mesh.endings():
+            ranks = [rank for rank in group.each() if rank not in with_process]
+            if ranks and not group.stopped and mesh.name not in OWN_MESHES:
+                facts = group.model_dump(exclude={"ranks", "stopped"})
+                found.append(LostRanks(session=session.session, mesh=mesh.name, ranks=ranks, **facts))
+    return found
+
+
+def lost_lines(lost: Sequence[LostRanks], most: int) -> list[str]:
+    """``lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago``; at most ``most`` lines and one more."""
+    lines = [
+        f"lost: {each.mesh} {ranks_text(each.ranks, SEQUENCES_NAMED)}: {each.reason}{_ago(each)}"
+        for each in lost[:most]
+    ]
+    if rest := lost[most:]:
+        lines.append(f"lost: {sum(len(each.ranks) for each in rest):,} more ranks, for other reasons")
+    return lines
+
+
+def _ago(lost: LostRanks) -> str:
+    if lost.age is None or lost.last_age is None:
+        return ""
+    first, last = age_text(lost.age), age_text(lost.last_age)
+    return f", {first} ago" if first == last else f", first {first} ago, last {last} ago"
+
+
 def call_text(call: CallStatus) -> str:
     return f"{call.mesh}.{call.endpoint}" + (" (cancelled)" if call.cancelled else "")
 
@@ -134,14 +170,20 @@ def _show_hosts(hosts: Sequence[HostStatus], console: Console) -> None:
     console.print(table)
 
 
+def _ended(mesh: MeshStatus, *, stopped: bool) -> frozenset[int]:
+    """The ranks that the program has stopped, or the lost ones."""
+    return frozenset(rank for group in mesh.endings() if group.stopped == stopped for rank in group.each())
+
+
 def _shape(mesh: MeshStatus) -> str:
     return " ".join(f"{label}={size}" for label, size in mesh.sizes.items())
 
 
 def _state(mesh: MeshStatus) -> str:
     state = "up"
-    if mesh.dead:
-        state = f"{len(mesh.dead)} dead: {', '.join(str(rank) for rank in list(mesh.dead)[:RANKS_NAMED])}"
+    counts = {name: len(_ended(mesh, stopped=name == "stopped")) for name in ("lost", "stopped")}
+    if any(counts.values()):
+        state = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return f"{state}; keeps {mesh.kept / 1e6:,.1f} MB" if mesh.kept else state
 
 

@@ -30,7 +30,7 @@ from meshgate.cli.console import (
     new_table,
 )
 from meshgate.cli.models import CallRate, GpuUsage, LateRank, RankUsage, Top
-from meshgate.cli.status import late_ranks
+from meshgate.cli.status import late_ranks, lost_lines, lost_ranks
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate.ranks import OWN_MESHES
@@ -49,6 +49,7 @@ _KEYS: dict[Order, Callable[[RankUsage], float]] = {
 NARROW = 80  # columns; below, a table leaves out what matters least
 WIDE = 110  # columns; from here on, a table has what is good to know
 HEADS = 3  # lines of a table besides its rows: the heading, what is left out, and an empty line
+MAX_LOST = 3  # rows
 CALL_SHARE = 3  # calls get at most this part of the lines, unless the ranks need less
 
 
@@ -121,6 +122,7 @@ def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> 
         gpus=[GpuUsage.model_validate(gpu) for gpu in usage.gpus],
         kept=kept_bytes(now),
         problems={**problems, **usage.problems},
+        lost=[lost for session in now.sessions for lost in lost_ranks(session)],
     )
 
 
@@ -155,7 +157,7 @@ def _kept_by_rank(status: JobStatus) -> dict[str, Mapping[int, int] | None]:
     meshes of this name have processes."""
     found: dict[str, Mapping[int, int] | None] = {}
     for mesh in (mesh for session in status.sessions for mesh in session.meshes if mesh.kind == "procs"):
-        if len(mesh.dead) < prod(mesh.sizes.values()):
+        if sum(1 for group in mesh.endings() for _ in group.each()) < prod(mesh.sizes.values()):
             found[mesh.name] = mesh.kept_by_rank if mesh.name not in found else None
     return found
 
@@ -182,7 +184,8 @@ def rank_usage(process: ProcessUsage, usage: Usage, kept: Mapping[str, Mapping[i
 def render(top: Top, title: str, *, width: int, height: int | None = None, order: Order = "rank") -> RenderableType:
     """``height``: leaves out the rows that do not fit into this number of lines; None: shows all."""
     ranks = sorted(top.ranks, key=_KEYS[order])
-    notes = [Text(f"{name}: {problem.splitlines()[0]}") for name, problem in top.problems.items()]
+    notes = [Text(line, no_wrap=True, overflow="ellipsis") for line in lost_lines(top.lost, MAX_LOST)]
+    notes += [Text(f"{name}: {problem.splitlines()[0]}") for name, problem in top.problems.items()]
     if top.kept:
         notes.insert(
             0, Text(f"values that stay in processes: {kept_text(top.kept)}", no_wrap=True, overflow="ellipsis")

@@ -106,10 +106,10 @@ function showChosen() {
   if (!chosen || chosen.button !== chosen.grid.buttons[chosen.at]) return;
   const cell = chosen.cell = chosen.grid.cells[chosen.at];
   const happened = events.filter((each) => cell.host && each.object.endsWith(`/${cell.host}`)).slice(-2);
-  const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ");
+  const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ") + (cell.report && cell.report !== cell.reason ? ` · ${cell.report}` : "");
   if (byId("detail-text").textContent !== text) byId("detail-text").textContent = text;
   byId("show-output").hidden = false;
-  byId("show-stack").hidden = !cell.session || cell.state === "lost";
+  byId("show-stack").hidden = !cell.session || ["lost", "stopped"].includes(cell.state);
 }
 
 byId("show-output").addEventListener("click", () => showOutput("rank", chosen.cell.rank));
@@ -141,23 +141,37 @@ function cellsOfHosts(hosts) {
 
 const hostOf = (procs, rank, total) => procs.hosts[Math.floor((rank * procs.hosts.length) / total)] ?? "";
 
+function endedOf(mesh) {  // why each rank ended; a gateway of an older version says it only of the first, and not when
+  const found = new Map(Object.entries(mesh.dead).map(([rank, reason]) => [Number(rank), { reason }]));
+  for (const group of mesh.ended || [])
+    for (const [first, last] of group.ranks) for (let rank = first; rank <= last; rank++) found.set(rank, group);
+  return found;
+}
+
+function ago(seconds) {  // changes once a minute at most
+  if (typeof seconds !== "number") return "";
+  return seconds < 60 ? ", less than a minute ago" : `, ${age(seconds).split(" ")[0]} ago`;
+}
+
 function cellsOfProcs(procs, session) {
   const total = Object.values(procs.sizes).reduce((product, size) => product * size, 1);
   const missing = new Map(session.hosts.filter((host) => host.state === "missing").map((host) => [host.name, host.reason]));
   const actors = session.meshes.filter((mesh) => mesh.kind === "actors" && mesh.procs === procs.number);
   const sameName = session.meshes.filter((mesh) => mesh.kind === "procs" && mesh.name === procs.name).length;
+  const ended = new Map([procs, ...actors].map((mesh) => [mesh, endedOf(mesh)]));
   const busy = new Map();
   if (sameName === 1)
     for (const call of session.calls.filter((each) => each.procs === procs.name).reverse())
       for (const rank of Object.values(call.processes)) busy.set(rank, `runs or waits for ${call.mesh}.${call.endpoint} since ${age(call.age)}`);
   return Array.from({ length: total }, (_, rank) => {
     const host = hostOf(procs, rank, total);
-    const reason = procs.dead[rank] ?? actors.map((mesh) => mesh.dead[rank]).find(Boolean);
-    const state = reason !== undefined ? "lost" : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
+    const [mesh, ranks] = [...ended].find(([mesh, ranks]) => ranks.has(rank) && (mesh === procs || !ranks.get(rank).stopped)) ?? [];
+    const end = ranks?.get(rank);
+    const state = end ? (end.stopped ? "stopped" : "lost") : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
     const kept = procs.kept_by_rank?.[rank];  // a gateway of an older version does not say it
-    const said = [host, reason ?? missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
+    const said = [host, end ? end.reason + ago(end.age) : missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
     const about = [said, kept ? `keeps ${megabytes(kept)}` : ""].filter(Boolean).join(", ");
-    return { mesh: procs.name, rank, state, about, host, reason: reason ?? missing.get(host), session: session.session };
+    return { mesh: procs.name, rank, state, about, host, reason: end?.reason ?? missing.get(host), age: end?.age, report: mesh?.dead[rank], session: session.session };
   });
 }
 
@@ -215,17 +229,18 @@ function problemsOf(grid, cells) {
 function showAttention(problems) {
   const where = ({ cell, ranks }) => `${cell.mesh}, ${ranges(ranks)}: ${cell.state === "lost" ? "lost" : `${cell.host} is missing`}${cell.reason ? ": " + cell.reason : ""}`;
   const said = JSON.stringify(problems.map(where));
-  const list = byId("attention");
-  if (list.dataset.said === said) return;
+  const list = byId("attention"), tell = () => list.querySelectorAll("time").forEach((time, at) => { time.textContent = ago(problems[at].cell.age); });
+  if (list.dataset.said === said) return tell();  // a button that stays keeps the focus
   list.dataset.said = said;
   byId("attention-section").hidden = !problems.length;
   const items = problems.slice(0, MOST_PROBLEMS).map((problem) => {
     const show = el("button", { type: "button", "aria-label": `Show ${problem.cell.mesh}, ${ranges(problem.ranks)}` }, "Show");
     show.addEventListener("click", () => { choose(problem.grid, problem.at); problem.grid.buttons[problem.at].focus(); });
-    return el("li", {}, el("i", { class: `i-${problem.cell.state}`, "aria-hidden": "true" }, SIGN[problem.cell.state]), el("span", {}, where(problem)), show);
+    return el("li", {}, el("i", { class: `i-${problem.cell.state}`, "aria-hidden": "true" }, SIGN[problem.cell.state]), el("span", {}, where(problem), el("time", { "aria-live": "off" })), show);
   });
   if (problems.length > MOST_PROBLEMS) items.push(el("li", {}, `and ${problems.length - MOST_PROBLEMS} more`));
   list.replaceChildren(...items);
+  tell();
 }
 
 // --- what ranks use

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
+import signal
 import time
 from bisect import bisect_left
 from collections import Counter, deque
@@ -15,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Protocol
 
 from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Inspect, Inspected, Samples
+from meshgate_gateway.engine.meshes.supervision import HOST_LOST, PROCESS_ENDED
 from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import OutputLine, Region
@@ -22,6 +25,7 @@ from meshgate_wire.models.fields import shorten
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
+    EndedRanks,
     EngineStatus,
     HostStatus,
     MeshStatus,
@@ -36,6 +40,9 @@ MAX_CALLS = 256
 MAX_PART = 32_000  # characters of JSON in a control message, which takes up to four bytes for each
 MAX_REASON = 4096
 MAX_STRAGGLERS = 8  # of an endpoint
+MAX_REASONS = 32  # for which ranks of a mesh ended
+MAX_SHORT_REASON = 512
+_STOPPED = "stopped by the program"
 LINE_COST = 256  # characters that a line counts for besides its text
 REPORT_INTERVAL = 5.0  # seconds
 
@@ -172,7 +179,8 @@ def _mesh(
         "name": mesh.name,
         "number": number,
         "sizes": _sizes(mesh.region),
-        "dead": {rank: shorten(reason, MAX_REASON) for rank, reason in list(mesh.dead.items())[:64]},
+        "dead": {rank: shorten(reason, MAX_REASON) for rank, reason in itertools.islice(mesh.dead.items(), 64)},
+        "ended": _ended(mesh),
     }
     if isinstance(mesh, ActorMesh):
         waiting: Counter[str] = Counter()
@@ -189,6 +197,73 @@ def _mesh(
         )
     common |= {"kept": sum(kept.values()), "kept_by_rank": dict(kept)}
     return MeshStatus(kind="procs", version=mesh.version or "", hosts=mesh.host_names, **common)
+
+
+def _ended(mesh: ProcMesh | ActorMesh) -> tuple[EndedRanks, ...]:
+    """The ranks that ended, by reason: those that the program has stopped, then the most frequent reason."""
+    procs = mesh if isinstance(mesh, ProcMesh) else mesh.procs
+    groups: dict[tuple[bool, str, int | None], dict[int, float]] = {}
+    for rank in mesh.dead:
+        deaths, code = mesh.dead, None
+        stopped = rank in mesh.dead.stopped
+        if procs is not None and rank in procs.dead and not stopped:  # an actor ends with its process
+            deaths, code = procs.dead, procs.exit_codes.get(rank)
+        reason = _STOPPED if stopped else _reason(deaths[rank], code, deaths.host_reasons.get(rank, ""))
+        groups.setdefault((stopped, reason, code), {})[rank] = deaths.times[rank]
+    ordered = sorted(groups.items(), key=lambda group: (not group[0][0], -len(group[1])))
+    if len(ordered) > MAX_REASONS:
+        others = {rank: at for _, times in ordered[MAX_REASONS - 1 :] for rank, at in times.items()}
+        reason = f"{len(ordered) - MAX_REASONS + 1} other reasons"
+        ordered[MAX_REASONS - 1 :] = [((False, reason, None), others)]
+    now = time.monotonic()
+    return tuple(
+        EndedRanks(
+            ranks=_spans(times),
+            reason=reason,
+            exit_code=code,
+            age=now - min(times.values()),
+            last_age=now - max(times.values()),
+            stopped=stopped,
+        )
+        for (stopped, reason, code), times in ordered
+    )
+
+
+def _reason(report: str, code: int | None, host_reason: str) -> str:
+    """``report`` in short, without what differs among ranks."""
+    if report.startswith(HOST_LOST):
+        return _one_line(f"its host is lost: {host_reason}")
+    if code is not None:
+        reason = f"exited with code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+        reason += " (out of memory?)" if code == -signal.SIGKILL and not host_reason else ""
+    elif PROCESS_ENDED.match(report):
+        reason = "its process ended (exit code unknown)"
+    else:
+        lines = report.strip().split("\n")
+        reason = " ".join(lines) if len(lines) < 3 else lines[-1]  # of a traceback, the exception
+    return _one_line(reason if not host_reason or host_reason in reason else f"{reason}; its host: {host_reason}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(shorten(text, MAX_SHORT_REASON).split())
+
+
+def _spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The first and the last of each sequence in ``ranks``."""
+    spans: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    return tuple(spans)
 
 
 def _counts(mesh: ActorMesh, totals: Collection[CallTotals], in_flight: int) -> CallCounts:

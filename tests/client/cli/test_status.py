@@ -12,9 +12,17 @@ from typer.testing import CliRunner
 from meshgate.cli import status
 from meshgate.cli.app import app
 from meshgate.cli.models import Event, JobRow
-from meshgate.cli.status import Description, Sessions, show_description, show_sessions, show_status, waiting_text
+from meshgate.cli.status import (
+    Description,
+    Sessions,
+    lost_ranks,
+    show_description,
+    show_sessions,
+    show_status,
+    waiting_text,
+)
 from meshgate.jobs.sessions import SessionInfo
-from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
+from meshgate_wire.status import CallStatus, EndedRanks, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
 CALL = CallStatus(
     mesh="trainers", endpoint="step", age=31, total=8, answered=2, waiting=dict.fromkeys(range(1, 7), "workers-0")
@@ -90,17 +98,68 @@ def test_the_status_shows_hosts_meshes_and_calls() -> None:
     assert ["workers-0", "workers", "0", "ready", "cafecafecafe"] in rows(text)
     assert ["workers-1", "workers", "1", "missing:", "OOMKilled"] in rows(text)
     assert ["procs", "procs", "hosts=2", "gpus=4", "beefbeefbeef", "up"] in rows(text)
-    assert ["trainers", "actors", "hosts=2", "2", "dead:", "1,", "3"] in rows(text)
+    assert ["trainers", "actors", "hosts=2", "2", "lost"] in rows(text)
     assert "  1 call in flight\n" in text
     keeping = SESSION.model_copy(
         update={"meshes": tuple(each.model_copy(update={"kept": 4**11}) for each in SESSION.meshes)}
     )
     text = shown(STATUS.model_copy(update={"sessions": (keeping,)}))
     assert "up; keeps 4.2 MB" in text
-    assert "2 dead: 1, 3; keeps 4.2 MB" in text
+    assert "2 lost; keeps 4.2 MB" in text
     assert "trainers.step" in text
     assert "31s" in text
     assert "2/8" in text
+
+
+def with_ends(procs: tuple[EndedRanks, ...], actors: tuple[EndedRanks, ...]) -> SessionStatus:
+    """The session, with ranks of its processes and of actors on them that ended."""
+    meshes = (
+        MeshStatus(kind="actors", name="trainers", number=3, procs=2, sizes={"gpus": 1024}, ended=actors),
+        MeshStatus(kind="procs", name="procs", number=2, sizes={"gpus": 1024}, ended=procs),
+        MeshStatus(kind="procs", name="exec", number=4, sizes={"gpus": 1024}, ended=procs),
+    )
+    return SESSION.model_copy(update={"meshes": meshes})
+
+
+def lost_of(session: SessionStatus) -> list[str]:
+    return [
+        line.strip()
+        for line in shown(STATUS.model_copy(update={"sessions": (session,)})).splitlines()
+        if "lost:" in line
+    ]
+
+
+def test_lost_ranks_are_shown_by_reason_with_their_exit_code_and_age() -> None:
+    killed = EndedRanks(
+        ranks=((3, 3), (5, 7)), reason="killed by SIGKILL (out of memory?)", exit_code=-9, age=130, last_age=125
+    )
+    failed = EndedRanks(ranks=((2, 3), (9, 9)), reason="KeyError: '[red]'", age=3700, last_age=5)
+    stopped = EndedRanks(ranks=((20, 29),), reason="stopped by the program", age=9, last_age=9, stopped=True)
+    session = with_ends((killed,), (stopped, killed, failed))
+    assert lost_of(session) == [
+        "lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago",
+        "lost: trainers ranks 2, 9: KeyError: '[red]', first 1h ago, last 5s ago",
+    ]
+    text = rows(shown(STATUS.model_copy(update={"sessions": (session,)})))
+    assert ["trainers", "actors", "gpus=1024", "6", "lost,", "10", "stopped"] in text
+    assert ["procs", "procs", "gpus=1024", "4", "lost"] in text
+    found = lost_ranks(session)
+    assert [(each.mesh, each.ranks, each.exit_code, each.age) for each in found] == [
+        ("procs", [3, 5, 6, 7], -9, 130),
+        ("trainers", [2, 9], None, 3700),
+    ]
+
+
+def test_a_thousand_lost_ranks_take_few_lines() -> None:
+    odd = EndedRanks(
+        ranks=tuple((rank, rank) for rank in range(1, 1024, 2)), reason="its process ended", age=1, last_age=1
+    )
+    even = tuple(
+        EndedRanks(ranks=((rank, rank),), reason=f"code {rank}", age=1, last_age=1) for rank in range(0, 1024, 2)
+    )
+    lines = lost_of(with_ends((odd, *even), ()))
+    assert lines[0] == "lost: procs ranks 1, 3, 5, 7, 9, 11, 13, 15 and 504 more: its process ended, 1s ago"
+    assert (len(lines), lines[-1]) == (9, "lost: 505 more ranks, for other reasons")
 
 
 def test_a_host_that_the_cluster_is_about_to_end_is_shown_with_its_time_and_reason() -> None:

@@ -15,7 +15,7 @@ from meshgate.cli.app import app
 from meshgate.cli.models import Top
 from meshgate.cli.top import Order, compare, render
 from meshgate.ranks.usage import Gpu, Usage
-from meshgate_wire.status import CallCounts, JobStatus, Straggler
+from meshgate_wire.status import CallCounts, EndedRanks, JobStatus, Straggler
 from tests.client.cli.looks import GIB, process, status, top
 
 
@@ -146,6 +146,27 @@ def test_what_a_rank_keeps_is_unknown_if_several_sessions_have_its_mesh() -> Non
         both = now.model_copy(update={"sessions": (session, session.model_copy(update={"meshes": meshes}))})
         look = compare(both, both, 1.0, Usage([process(0), process(1)]))
         assert [rank.kept for rank in look.ranks] == expected
+
+
+def test_lost_ranks_are_shown_even_if_no_process_of_their_mesh_is_left() -> None:
+    ended = tuple(
+        EndedRanks(ranks=((at, at),), reason=f"exited with code {at}", exit_code=at, age=5) for at in range(128)
+    )
+    now = status(None)
+    (session,) = now.sessions
+    meshes = tuple(each.model_copy(update={"sizes": {"gpus": 128}, "ended": ended}) for each in session.meshes)
+    both = (session, session.model_copy(update={"meshes": meshes}))
+    look = compare(now, now.model_copy(update={"sessions": both}), 1.0, Usage([process(0)]))
+    assert [(each.mesh, each.ranks, each.exit_code) for each in look.lost] == [("procs", [at], at) for at in range(128)]
+    assert look.ranks[0].kept == 0  # the process must be of the other session
+    text = lines(look, 60, height=24)
+    assert len(text) <= 24
+    assert [line.rstrip() for line in text[-4:]] == [
+        "lost: procs rank 0: exited with code 0",
+        "lost: procs rank 1: exited with code 1",
+        "lost: procs rank 2: exited with code 2",
+        "lost: 125 more ranks, for other reasons",
+    ]
 
 
 @pytest.mark.parametrize("width", [40, 60, 79])

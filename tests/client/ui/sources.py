@@ -13,6 +13,7 @@ from meshgate.ui.server import Meter, StackRequest
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
+    EndedRanks,
     HostStatus,
     JobStatus,
     MeshStatus,
@@ -171,6 +172,14 @@ class FakeSource:
         meshes = tuple(mesh.model_copy(update={"dead": dead or {}}) for mesh in session.meshes)
         session = session.model_copy(update={"hosts": hosts, "meshes": meshes})
         self.reported = self.reported.model_copy(update={"hosts": hosts, "sessions": (session,)})
+
+    def end_ranks(self, mesh: int, *ended: EndedRanks, dead: dict[int, str] | None = None) -> None:
+        """Lets ranks of a mesh of the session end."""
+        session = self.reported.sessions[0]
+        meshes = list(session.meshes)
+        meshes[mesh] = meshes[mesh].model_copy(update={"ended": ended, "dead": dead or {}})
+        session = session.model_copy(update={"meshes": tuple(meshes)})
+        self.reported = self.reported.model_copy(update={"sessions": (session,)})
 
     def print(self, *texts: str) -> None:
         self.lines += [printed(len(self.lines) + 1 + at, text) for at, text in enumerate(texts)]

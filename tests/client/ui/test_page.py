@@ -12,7 +12,7 @@ import pytest
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.ui.server import Feed
-from meshgate_wire.status import Straggler
+from meshgate_wire.status import EndedRanks, Straggler
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource, printed
 
@@ -71,6 +71,35 @@ def test_ranks_have_states_reasons_and_hosts(open_page: Callable[..., Any]) -> N
     assert states(page, 1) == ["busy", "busy", "up", "lost", *["up"] * 4, *["missing"] * 4]
     page.get_by_role("button", name="rank 3, lost, workers-0: <b>fault</b>").click()
     assert "rank 3: lost, workers-0: <b>fault</b>" in page.locator("#detail").inner_text()
+
+
+def test_lost_ranks_have_a_short_reason_and_an_age_and_stopped_ones_need_no_attention(
+    open_page: Callable[..., Any],
+) -> None:
+    source = FakeSource(hosts=2, gpus=64)
+    source.make_sound()
+    killed = EndedRanks(ranks=((3, 3), (70, 99)), reason="killed by <b>", exit_code=-9, age=200.0, last_age=5.0)
+    stopped = EndedRanks(ranks=((5, 6),), reason="stopped by the program", age=9.0, last_age=9.0, stopped=True)
+    failed = EndedRanks(ranks=((3, 3), (8, 8)), reason="KeyError: 1", age=9.0, last_age=9.0)
+    again = stopped.model_copy(update={"ranks": ((9, 9),)})
+    source.end_ranks(0, killed, stopped)
+    source.end_ranks(1, failed, again, dead={8: "The actor failed:\n  KeyError: 1"})
+    page = open_page(source)
+    found = states(page, 1)
+    assert [rank for rank, state in enumerate(found) if state == "lost"] == [3, 8, *range(70, 100)]
+    assert [rank for rank, state in enumerate(found) if state == "stopped"] == [5, 6]  # 9 has other actors perhaps
+    assert page.locator("#attention span").all_inner_texts() == [
+        "procs, ranks 3, 70\u201399: lost: killed by <b>, 3m ago",
+        "procs, rank 8: lost: KeyError: 1, less than a minute ago",
+    ]
+    page.get_by_role("button", name="rank 8, lost, workers-0: KeyError: 1, less than a minute ago").click()
+    assert "· The actor failed: KeyError: 1" in page.locator("#detail").inner_text()
+    page.get_by_role("button", name="Show procs, ranks 3").focus()
+    source.end_ranks(0, killed.model_copy(update={"age": 250.0}), stopped)
+    playwright.expect(page.locator("#attention time").first).to_have_text(", 4m ago")
+    assert page.evaluate("document.activeElement.textContent") == "Show"  # the list is still the same
+    page.get_by_role("button", name="rank 5, stopped, workers-0: stopped by the program").click()
+    assert not page.locator("#show-stack").is_visible()
 
 
 def test_what_processes_keep_is_beside_their_mesh(open_page: Callable[..., Any]) -> None:
@@ -392,6 +421,7 @@ def test_axe_finds_nothing_that_keeps_people_out(
     open_page: Callable[..., Any], scheme: str, hosts: int, gpus: int, width: int
 ) -> None:
     source = FakeSource(hosts, gpus)
+    source.end_ranks(0, EndedRanks(ranks=((2, 2),), reason="stopped by the program", stopped=True))
     source.lines = [printed(1, "loss 1", 0), printed(2, "warning", 1, stream="stderr")]
     page = open_page(source, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     source.used = [("procs", rank, 99.0, 10**9, None, None) for rank in range(8)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
 from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
-from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh
+from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh, ProcMesh
 from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
 from meshgate_wire.status import CallCounts, EngineStatus, Straggler
 from tests.gateway.engine.fakes import async_test, until
@@ -104,6 +105,91 @@ async def test_the_ranks_that_others_have_waited_for_are_named() -> None:
     for rank in range(16):
         client.monarch.ports[0].put(b"value", rank)
     await client.until(lambda: client.of(Values))
+    await client.end()
+
+
+def ended(client: EngineClient, kind: str = "procs") -> list[tuple[tuple[tuple[int, int], ...], str, int | None]]:
+    """The ranks of the mesh that were lost, their reason and exit code."""
+    (mesh,) = [each for each in client.engine.inspection.status().meshes if each.kind == kind]
+    return [(each.ranks, each.reason, each.exit_code) for each in mesh.endings() if not each.stopped]
+
+
+@async_test
+async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
+    client = EngineClient()
+    client.spawn_all(gpus=512)
+    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
+    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    assert ended(client) == []
+    for rank in range(1024):
+        procs.dead[rank] = f"process {100 + rank} of rank {rank} on workers-0 ended"
+    unknown = "its process ended (exit code unknown)"
+    assert ended(client) == [(((0, 1023),), unknown, None)]
+    procs.exit_codes |= {3: -9, 5: -9, 6: -9, 7: -60, 9: 7}
+    procs.dead[1000], procs.dead[1001] = "its host workers-1 is lost", "its host workers-2 is lost"
+    procs.dead.host_reasons |= {1000: "drained", 1001: "drained", 5: "OOMKilled", 8: "OOMKilled"}
+    expected = [
+        (((0, 2), (4, 4), (10, 999), (1002, 1023)), unknown, None),
+        (((3, 3), (6, 6)), "killed by SIGKILL (out of memory?)", -9),
+        (((1000, 1001),), "its host is lost: drained", None),
+        (((5, 5),), "killed by SIGKILL; its host: OOMKilled", -9),
+        (((7, 7),), "killed by signal 60", -60),
+        (((8, 8),), f"{unknown}; its host: OOMKilled", None),
+        (((9, 9),), "exited with code 7", 7),
+    ]
+    assert ended(client) == expected
+    actors.dead.update(dict.fromkeys(procs.dead, "its process failed"))
+    assert ended(client, "actors") == expected
+    await client.end()
+
+
+@async_test
+async def test_actors_end_without_their_processes_or_because_they_are_stopped() -> None:
+    client = EngineClient()
+    client.spawn_all(gpus=64)
+    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
+    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    actors.dead[2] = "The actor a has failed:\n  aborted:\n    def f()\n  ValueError: not\x0bnow\n"
+    actors.dead[4] = "The actor inner has failed:\n  its process failed"
+    actors.dead.stop(range(6, 8), "mesh 'actors' was stopped: enough")
+    procs.exit_codes |= {2: 1, 6: 1}
+    assert ended(client, "actors") == [
+        (((2, 2),), "ValueError: not now", None),
+        (((4, 4),), "The actor inner has failed: its process failed", None),
+    ]
+    (status,) = [each for each in client.engine.inspection.status().meshes if each.kind == "actors"]
+    assert [(each.ranks, each.reason) for each in status.endings() if each.stopped] == [
+        (((6, 7),), "stopped by the program")
+    ]
+    procs.dead[2] = procs.dead[6] = "process 1 of rank 2 on workers-0 ended"
+    assert (((2, 2),), "exited with code 1", 1) in ended(client, "actors")
+    assert len(ended(client, "actors")) == 2  # those that were stopped stay stopped
+    actors.dead.update({rank: f"reason {rank}" for rank in range(8, 64)})
+    groups = ended(client, "actors")
+    assert (len(groups), groups[-1]) == (31, (((36, 63),), "28 other reasons", None))
+    assert ended(client) == [(((2, 2), (6, 6)), "exited with code 1", 1)]
+    await client.end()
+
+
+@async_test
+async def test_the_times_of_the_first_and_the_last_end_are_known() -> None:
+    client = EngineClient()
+    client.spawn_all(gpus=2)
+    await client.until(lambda: any(isinstance(each, ProcMesh) for each in client.engine._objects.values()))
+    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    procs.dead.update(dict.fromkeys((0, 1, 2), "it is gone"))
+    procs.dead.times |= {0: time.monotonic() - 100, 1: time.monotonic() - 500}
+    procs.dead[1] = "it is gone"  # for a second time
+    assert procs.dead.pop(2) == "it is gone"
+    assert procs.dead.times.keys() == {0, 1}
+    (mesh,) = [each for each in client.engine.inspection.status().meshes if each.kind == "procs"]
+    (group,) = mesh.endings()
+    assert group.age is not None
+    assert group.last_age is not None
+    assert 500 <= group.age < 600
+    assert group.age - group.last_age == pytest.approx(400, abs=1)
     await client.end()
 
 

@@ -159,7 +159,7 @@ class Lifetimes:
         for mesh, ranks in stopped:
             report = f"mesh {mesh.name!r} was stopped: {header.reason}"
             ended = ranks if ranks is not None else ranks_of(mesh.region)
-            mesh.dead.update(dict.fromkeys(ended, report))
+            mesh.dead.stop(ended, report)
             if isinstance(mesh, ActorMesh):
                 self._ranks_stopped(mesh)
                 continue

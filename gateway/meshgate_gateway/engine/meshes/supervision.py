@@ -8,12 +8,20 @@ client gets one report per rank, so a report waits a moment for a better reason.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import CallLater, Send, StartTask
-from meshgate_gateway.engine.monarch.interface import EngineActors, Fault, Readiness, error_text, running_positions
+from meshgate_gateway.engine.monarch.interface import (
+    EngineActors,
+    Fault,
+    Readiness,
+    error_text,
+    exit_code,
+    running_positions,
+)
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
@@ -24,6 +32,8 @@ REASON_TIMEOUT = 1.5  # seconds that Monarch has to report why a process whose c
 HOST_REASON_TIMEOUT = 3.0  # seconds that the host provider then has, if no process of the host is left
 TERMINATED = "Killed(sig=15)"  # in Monarch's report: what ends a whole job sends SIGTERM, for a reason
 TERMINATED_TIMEOUT = 10.0  # seconds that the host provider has then
+HOST_LOST = "its host "  # begins the report of a process that was lost with its host
+PROCESS_ENDED = re.compile(r"process \d+ of rank \d+ .*ended$")  # a report without a reason
 MAX_UNCLAIMED = 64
 MAX_HOSTS_NAMED = 64
 MAX_RANKS_REPORTED = 32_768  # in one message
@@ -61,6 +71,8 @@ class Supervision:
         for number, known in self._objects.items():
             if isinstance(known, ActorMesh) and known.unique_name == fault.mesh and fault.mesh:
                 ranks = fault.ranks or tuple(ranks_of(known.region))
+                if known.procs is not None and (code := exit_code(fault.report)) is not None:
+                    known.procs.exit_codes.update(dict.fromkeys(fault.ranks, code))
                 report = functools.partial(self._died, number, known, ranks, fault.report)
                 if TERMINATED in fault.report:
                     if known.procs is not None:
@@ -166,7 +178,7 @@ class Supervision:
                 continue
             for rank in ranks_of(procs.region):
                 if procs.host_of(rank) == host and rank not in procs.dead:
-                    report = procs.dead[rank] = f"its host {host} is lost"
+                    report = procs.dead[rank] = f"{HOST_LOST}{host} is lost"
                     self._process_died(procs, rank, report)
                     self._report(number, procs, rank)
 
@@ -180,6 +192,7 @@ class Supervision:
         """Reports the death to each actor mesh on the process that Monarch has not reported it to."""
         if procs.stopping:
             return
+        self._note_host_reasons(procs, (rank,))
         reported = False
         for number, actors in self._actors_on(procs):
             if rank in actors.dead:
@@ -199,10 +212,16 @@ class Supervision:
         hosts = {rank: actors.host_of(rank) for rank in fresh[:MAX_HOSTS_NAMED]}
         report = self._with_host_reasons(report, hosts.values())
         actors.dead.update(dict.fromkeys(fresh, report))
+        self._note_host_reasons(actors, fresh)
         self._ranks_died(actors)
         for start in range(0, len(fresh), MAX_RANKS_REPORTED):
             ranks = tuple(fresh[start : start + MAX_RANKS_REPORTED])
             self._send(FaultMessage(object=number, mesh=actors.name, ranks=ranks, hosts=hosts, report=report))
+
+    def _note_host_reasons(self, mesh: ProcMesh | ActorMesh, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if reason := self._host_reasons.get(mesh.host_of(rank)):
+                mesh.dead.host_reasons[rank] = reason
 
     def _with_host_reasons(self, report: str, hosts: Iterable[str]) -> str:
         names = [host for host in dict.fromkeys(hosts) if host in self._host_reasons]

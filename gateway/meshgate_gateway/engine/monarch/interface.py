@@ -32,6 +32,11 @@ _REFUSED = re.compile(
 )
 _STOPPED = re.compile(r"has status:\s+stopped\b")
 _KILLED = "Killed(sig=9)"
+# The actor must be a child of the root: of an actor's own children, Monarch reports the same with the actor's rank.
+_EXITED = re.compile(
+    r"The actor <root>\.<(?:[^<>]|<locals>)*> and all its descendants have failed:\n"
+    r" *the process this actor was running on (?:exited with non-zero code (\d+)|failed: Killed\(sig=(\d+))"
+)
 _KILLED_HINT = " (if nothing sent the signal, the kernel did: the machine or the pod ran out of memory)"
 
 
@@ -419,6 +424,12 @@ def refusing_address(report: str) -> str:
 def reports_a_stop(report: str) -> bool:
     """Whether ``report`` is about an actor that ended without a failure: Monarch reports that to calls alone."""
     return _STOPPED.search(report) is not None
+
+
+def exit_code(report: str) -> int | None:
+    """The exit code of the process that ``report`` is about, negative for a signal; None: it does not say one."""
+    found = _EXITED.match(report)
+    return None if found is None else int(found[1]) if found[1] else -int(found[2])
 
 
 def explain_fault(report: str) -> str:

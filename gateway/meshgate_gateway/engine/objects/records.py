@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
+import time
+from collections import UserDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -165,6 +166,31 @@ def attached_hosts(mesh: Any, name: str, hosts: Sequence[Host]) -> HostMesh:
     return HostMesh(mesh, name, tuple(hosts), hosts_region(len(hosts)))
 
 
+class Deaths(UserDict[int, str]):
+    """The ranks of a mesh that ended: base rank to the report. Knows more about them than the reports say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[int, float] = {}  # of ``time.monotonic``
+        self.host_reasons: dict[int, str] = {}  # why the host of a rank had ended, or was about to, at its end
+        self.stopped: set[int] = set()  # by the program
+
+    def __setitem__(self, rank: int, report: str) -> None:
+        super().__setitem__(rank, report)
+        self.times.setdefault(rank, time.monotonic())
+
+    def __delitem__(self, rank: int) -> None:
+        super().__delitem__(rank)
+        del self.times[rank]
+        self.host_reasons.pop(rank, None)
+
+    def stop(self, ranks: Iterable[int], report: str) -> None:
+        """The program has stopped ``ranks``."""
+        for rank in ranks:
+            self[rank] = report
+            self.stopped.add(rank)
+
+
 @dataclass(slots=True, eq=False)
 class ProcMesh:
     """A proc mesh. ``host_names`` are the hosts it was spawned on, in their rank order.
@@ -184,7 +210,8 @@ class ProcMesh:
     initialized: asyncio.Future[None] | None = None  # cancelled when a host is lost or refuses
     given_up: str = ""  # which host was lost before ``initialized``, and why; another may have its place already
     up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
-    dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    dead: Deaths = field(default_factory=Deaths)
+    exit_codes: dict[int, int] = field(default_factory=dict)  # by base rank, as far as Monarch reports them
     terminated: dict[int, str] = field(default_factory=dict)  # base rank to the report that SIGTERM ended it
     lost_hosts: set[str] = field(default_factory=set)  # by name, also if another host has taken their place
     slices: dict[Region, Any] = field(default_factory=dict)
@@ -271,7 +298,7 @@ class ActorMesh:
     stopping: bool = False
     up: asyncio.Future[None] | None = None  # is done once it is reported whether the actors could be spawned
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
-    dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    dead: Deaths = field(default_factory=Deaths)
     slices: dict[Region, ActorSlice] = field(default_factory=dict)
     whole: ActorSlice | None = None  # the slice of all, which most calls go to
     totals: dict[str, CallTotals] = field(default_factory=dict)  # by endpoint

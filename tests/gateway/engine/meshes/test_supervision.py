@@ -184,6 +184,26 @@ def test_if_no_process_of_a_host_is_left_the_reports_wait_for_the_reason_of_the_
     assert len(supervised.reports) == 2
 
 
+def test_what_is_known_of_an_end_besides_the_report_is_kept() -> None:
+    supervised = Supervised()
+    killed = "The actor <root>.<a.Actor actors> and all its descendants have failed:\n  the process this actor was "
+    killed += "running on failed: Killed(sig=9)"
+    supervised.supervision.process_ended(PROCS, 0, 10)
+    supervised.supervision.fault(Fault("actors-unique", (0,), killed))
+    assert supervised.procs.exit_codes == {0: -9}
+    supervised.supervision.process_ended(PROCS, 1, 11)
+    supervised.timers.fire(REASON_TIMEOUT)
+    supervised.timers.fire(HOST_REASON_TIMEOUT)
+    supervised.supervision.fault(Fault("actors-unique", (1,), killed.replace("9", "15")))
+    assert supervised.procs.exit_codes == {0: -9, 1: -15}  # also if the report is too late for the client
+    supervised.host_reasons["workers-1"] = "OOMKilled"
+    supervised.supervision.process_ended(PROCS, 3, 13)
+    supervised.timers.fire(REASON_TIMEOUT)
+    assert supervised.procs.dead.host_reasons == supervised.actors.dead.host_reasons == {3: "OOMKilled"}
+    supervised.supervision.fault(Fault("actors-unique", (), killed))
+    assert supervised.procs.exit_codes == {0: -9, 1: -15}  # Monarch does not say whose it is
+
+
 def terminated() -> tuple[Supervised, Fault]:
     """All processes of a host have ended, and Monarch reports that SIGTERM did it."""
     supervised = Supervised()

@@ -11,6 +11,7 @@ from meshgate_gateway.engine.monarch.interface import (
     Monarch,
     UnsupportedMonarch,
     error_text,
+    exit_code,
     explain_fault,
     installed_version,
     module_for,
@@ -106,6 +107,23 @@ def test_an_address_in_another_error_may_have_answered() -> None:
 def test_a_kill_is_reported_with_its_likely_cause() -> None:
     assert explain_fault("process exited: Killed(sig=9)").endswith("the machine or the pod ran out of memory)")
     assert explain_fault("process exited: Stopped(0)") == "process exited: Stopped(0)"
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("process this actor was running on exited with non-zero code 7", 7),
+        ("process this actor was running on failed: Killed(sig=11)", -11),
+        ("process this actor was running on failed: Killed(sig=6, core)", -6),
+        ("process this actor was running on failed: Timeout", None),
+        ("actor explicitly aborted due to: the process this actor was running on exited with non-zero code 7", None),
+    ],
+)
+def test_the_exit_code_of_a_process_is_read_from_the_report_of_its_own_actor(what: str, code: int | None) -> None:
+    for actor in ("<root>.<train.Trainer a{'gpus': 1/2}>", "<root>.<train.f.<locals>.Trainer a>"):
+        assert exit_code(f"The actor {actor} and all its descendants have failed:\n  the {what} (a hint)") == code
+    for other in ("<root>.<train.Trainer a{'gpus': 1/2}>.<train.Trainer inner{}>", "logger-rTQM{'gpus': 1/2}"):
+        assert exit_code(f"The actor {other} and all its descendants have failed:\n  the {what}") is None
 
 
 def test_a_worker_that_forwards_the_first_message_to_itself_refuses() -> None:
