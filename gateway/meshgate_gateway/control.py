@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from meshgate_wire.models.fields import Host, shorten
+from meshgate_wire.fields import Host, shorten
 
 MAX_REASON = 16_384  # characters; JSON takes up to six bytes for one, and a message may have 160 KiB
 

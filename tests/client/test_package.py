@@ -79,7 +79,7 @@ JOB = (
 """What only a job that runs needs."""
 SERVER = (
     "monarch kubernetes uvloop rich prometheus_client meshgate_gateway.engine meshgate_gateway.runs.runner "
-    "meshgate_wire.session meshgate_wire.messages meshgate_wire.models.from_gateway meshgate_kubernetes meshgate_slurm"
+    "meshgate_wire.session meshgate_wire.messages meshgate_kubernetes meshgate_slurm"
 )
 """What the server of a local job does not need."""
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from meshgate_wire import PROTOCOL_VERSION, SOFTWARE_VERSION, Limits, ProtocolError, Role, SessionLost, VersionMismatch
-from meshgate_wire.framing.frames import FRAME_HEADER_BYTES, Hello
+from meshgate_wire.frames import FRAME_HEADER_BYTES, Hello
 from meshgate_wire.handshake import accept_hello, make_hello
 from meshgate_wire.limits import MIN_LIMITS
 from meshgate_wire.messages import Header
@@ -147,7 +147,7 @@ def test_every_text_and_number_in_a_message_has_a_limit() -> None:
 
     for name, model in schema["$defs"].items():
         visit(model, name)
-    assert not unlimited, f"give these fields of messages a limit, as in models/fields.py: {unlimited}"
+    assert not unlimited, f"give these fields of messages a limit, as in fields.py: {unlimited}"
 
 
 def test_the_document_lists_every_limit_with_minimum_and_default() -> None:

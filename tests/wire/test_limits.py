@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshgate_wire import Limits
-from meshgate_wire.framing.frames import PeerLimits
+from meshgate_wire.frames import PeerLimits
 from meshgate_wire.limits import MIN_LIMITS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshgate_wire import Limits, ProtocolError
-from meshgate_wire.framing.frames import (
+from meshgate_wire.frames import (
     FIRST,
     FRAME_HEADER_BYTES,
     LAST,

@@ -17,7 +17,7 @@ from meshgate_wire import (
     State,
     WireError,
 )
-from meshgate_wire.framing.frames import FIRST, FRAMES, LAST, encode_frame_header, encode_frames_header
+from meshgate_wire.frames import FIRST, FRAMES, LAST, encode_frame_header, encode_frames_header
 from meshgate_wire.messages import Done, Values
 from tests.wire.channel import (
     KIB,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from meshgate_wire import MessageReceived, ProtocolError, State
-from meshgate_wire.framing.frames import CREDIT, FRAME_HEADER_BYTES, MESSAGE_HEADER_BYTES, read_frame_header
+from meshgate_wire.frames import CREDIT, FRAME_HEADER_BYTES, MESSAGE_HEADER_BYTES, read_frame_header
 from meshgate_wire.messages import Done
 from tests.wire.channel import (
     KIB,

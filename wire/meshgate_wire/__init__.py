@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         VersionMismatch,
         WireError,
     )
-    from .framing.fragments import Buffer, Fragments, FragmentsFile, Sendable
-    from .framing.frames import Hello, PeerLimits
+    from .fragments import Buffer, Fragments, FragmentsFile, Sendable
+    from .frames import Hello, PeerLimits
     from .handshake import PROTOCOL_VERSION, SOFTWARE_VERSION, Role
     from .limits import Limits
     from .messages import Header
@@ -60,8 +60,8 @@ __all__ = [
 
 _HOMES = {
     ".errors": "LimitExceeded MessageTooLarge ProtocolError SessionEnded SessionLost VersionMismatch WireError",
-    ".framing.fragments": "Buffer Fragments FragmentsFile Sendable",
-    ".framing.frames": "Hello PeerLimits",
+    ".fragments": "Buffer Fragments FragmentsFile Sendable",
+    ".frames": "Hello PeerLimits",
     ".handshake": "PROTOCOL_VERSION SOFTWARE_VERSION Role",
     ".limits": "Limits",
     ".messages": "Header",

@@ -12,7 +12,7 @@ import platform
 from enum import Enum
 
 from .errors import ProtocolError, SessionLost, VersionMismatch
-from .framing.frames import Hello, PeerLimits, decode_hello, encode_hello
+from .frames import Hello, PeerLimits, decode_hello, encode_hello
 from .limits import Limits
 from .outbox import Unacknowledged
 

@@ -19,7 +19,7 @@ from itertools import groupby, islice
 from typing import NamedTuple, TypeAlias
 
 from .errors import ProtocolError
-from .framing.frames import FIRST, FRAME_HEADER_BYTES, LAST, PeerLimits, encode_frame_header
+from .frames import FIRST, FRAME_HEADER_BYTES, LAST, PeerLimits, encode_frame_header
 from .limits import KIB, MIN_WINDOW, Limits
 
 SMALL_PIECE = 4 * KIB

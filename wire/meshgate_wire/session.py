@@ -36,8 +36,8 @@ from .errors import (
     SessionEnded,
     WireError,
 )
-from .framing.fragments import Fragments, Sendable
-from .framing.frames import (
+from .fragments import Fragments, Sendable
+from .frames import (
     ACK,
     CREDIT,
     FIRST,
@@ -57,9 +57,9 @@ from .framing.frames import (
     read_frame_header,
     read_frames_header,
 )
-from .framing.message_codec import Assembly, Refuse, accept_all, encode_message
 from .handshake import SOFTWARE_VERSION, Role, accept_hello, make_hello
 from .limits import KIB, MIN_LIMITS, Limits
+from .message_codec import Assembly, Refuse, accept_all, encode_message
 from .messages import Header
 from .outbox import Frame, LargeMessage, Outbox, Unacknowledged, coalesce
 

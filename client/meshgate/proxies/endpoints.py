@@ -24,7 +24,7 @@ from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate.suggestions import wrong_arguments
-from meshgate_wire.framing.message_codec import with_call_number
+from meshgate_wire.message_codec import with_call_number
 from meshgate_wire.messages import Call, SendTo
 
 P = ParamSpec("P")

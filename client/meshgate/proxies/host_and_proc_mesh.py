@@ -23,7 +23,7 @@ from meshgate.session.pending_calls import PendingAck, PendingValueMesh
 from meshgate.session.session import ClientSession
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
-from meshgate_wire.framing.fragments import flatten
+from meshgate_wire.fragments import flatten
 from meshgate_wire.messages import MAX_PER_HOST, Initialized, MeshRef, Reload, SpawnActors, SpawnProcs, stream_of
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Ins
 from meshgate_gateway.engine.meshes.supervision import HOST_LOST, PROCESS_ENDED
 from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.fields import shorten
 from meshgate_wire.messages import OutputLine, Region
-from meshgate_wire.models.fields import shorten
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from meshgate_wire.models.fields import Host
+from meshgate_wire.fields import Host
 
 __all__ = ["Host", "HostProvider", "CombinedHosts", "HostsUnavailable", "OnRestored", "OnLost", "StaticHosts"]
 

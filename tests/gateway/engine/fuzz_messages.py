@@ -19,7 +19,7 @@ from typing import Any
 
 from meshgate_gateway.engine.detached.holders import Applicant
 from meshgate_wire import State
-from meshgate_wire.framing.message_codec import load_header
+from meshgate_wire.message_codec import load_header
 from meshgate_wire.messages import Detach, Done, Header
 from tests.gateway.engine.fakes import FakePort
 from tests.gateway.engine.in_memory import EngineClient

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_gateway.engine.objects.records import CallTotals
-from meshgate_wire.framing.message_codec import with_call_number
+from meshgate_wire.message_codec import with_call_number
 from meshgate_wire.messages import Adopted, Call, CallProgress, ErrorGroup, Failed, Failure, Header, Item, Values
 
 GATHER_FAILURES = 0.25  # seconds between a call's first failure and its answer

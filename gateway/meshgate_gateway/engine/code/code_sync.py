@@ -36,8 +36,8 @@ from meshgate_sync.upload import (
     unpack,
 )
 from meshgate_wire import Fragments
+from meshgate_wire.fields import shorten
 from meshgate_wire.messages import SYNC_STREAM, Sync
-from meshgate_wire.models.fields import shorten
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from meshgate_sync.relay.plan import HostSlot
 from meshgate_sync.tree.delta import diff, encode, full_delta
 from meshgate_sync.upload import SyncGone, SyncOffer, compress, pack
 from meshgate_wire import Fragments, Limits
-from meshgate_wire.framing.message_codec import dump_header
+from meshgate_wire.message_codec import dump_header
 from meshgate_wire.messages import SYNC_STREAM, Sync
 from tests.gateway.engine.fakes import Sent, async_test, host_mesh, turns, until
 from tests.sync.trees import Content

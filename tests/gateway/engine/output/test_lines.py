@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshgate_gateway.engine.output.lines import MAX_LINE, LineSplitter, PrintedLine, fold, split_into_messages
-from meshgate_wire.framing.message_codec import dump_header
+from meshgate_wire.message_codec import dump_header
 from meshgate_wire.messages import Output, OutputLine
 
 LINEAR = 40.0  # seconds of CPU time; it takes one or two, and quadratic time would be minutes

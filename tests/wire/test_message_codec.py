@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from meshgate_wire import LimitExceeded, Limits, MessageTooLarge, ProtocolError
 from meshgate_wire import messages as m
-from meshgate_wire.framing.frames import FIRST, LAST
-from meshgate_wire.framing.message_codec import (
+from meshgate_wire.frames import FIRST, LAST
+from meshgate_wire.message_codec import (
     AssembledMessage,
     Assembly,
     dump_header,

@@ -16,8 +16,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..errors import LimitExceeded, ProtocolError
-from ..limits import KIB, MAX_WINDOW, MIN_LIMITS, Limits
+from .errors import LimitExceeded, ProtocolError
+from .limits import KIB, MAX_WINDOW, MIN_LIMITS, Limits
 
 HELLO: Final = 1
 FRAMES: Final = 2

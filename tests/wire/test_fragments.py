@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshgate_wire import Fragments
-from meshgate_wire.framing.fragments import flatten
+from meshgate_wire.fragments import flatten
 
 
 def test_a_buffer_of_one_fragment_is_joined_without_a_copy() -> None:

@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..errors import LimitExceeded, MessageTooLarge, ProtocolError
-from ..limits import MIN_CHUNK, Limits
-from ..messages import MAX_COUNT, Header
+from .errors import LimitExceeded, MessageTooLarge, ProtocolError
 from .fragments import Fragments, Sendable, flatten
 from .frames import FIRST, LAST, PeerLimits, describe
+from .limits import MIN_CHUNK, Limits
+from .messages import MAX_COUNT, Header
 
 _ADAPTER: TypeAdapter[Header] = TypeAdapter(Header)
 _parse: Callable[[bytes], Header] = _ADAPTER.validator.validate_json

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshgate_wire import LimitExceeded, Limits, ProtocolError
-from meshgate_wire.framing import frames as f
+from meshgate_wire import frames as f
 
 
 def hello(**changes: Any) -> bytes:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from meshgate_wire.framing.message_codec import dump_header, load_header
+from meshgate_wire.fields import MAX_SENT, Region, shorten
 from meshgate_wire.limits import Limits
+from meshgate_wire.message_codec import dump_header, load_header
 from meshgate_wire.messages import Failed, Failure, Fault, OutputLine
-from meshgate_wire.models.fields import MAX_SENT, Region, shorten
 
 
 def test_a_region_has_a_size_and_a_stride_for_each_label() -> None:

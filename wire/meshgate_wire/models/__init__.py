@@ -1,1 +1,0 @@
-"""Models that messages are made of. Import the messages from ``meshgate_wire.messages`` only."""
