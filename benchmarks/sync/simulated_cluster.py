@@ -29,11 +29,11 @@ from meshgate_sync.relay.commands import (
     RequestPieces,
     Send,
     StorePiece,
+    Timeouts,
 )  # fmt: skip
 from meshgate_sync.relay.frames import Data, Message, Offer, Want
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, plan
 from meshgate_sync.relay.relay import Relay
-from meshgate_sync.relay.timeouts import Timeouts
 from meshgate_sync.tree.tree import NOTHING, piece_digest
 
 _TICK = 0.05

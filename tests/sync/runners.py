@@ -8,8 +8,8 @@ from pathlib import Path
 from meshgate_sync.relay.frames import Message, Offer
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, plan
 from meshgate_sync.store.store import Store
+from meshgate_sync.transport.connections import Connection, outgoing
 from meshgate_sync.transport.runner import Address, Runner
-from meshgate_sync.transport.tcp import Connection, outgoing
 from meshgate_sync.tree.delta import encode, full_delta
 from meshgate_sync.tree.tree import NOTHING, Directory
 from tests.sync.trees import Content

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Literal, TypeVar, cast
 
-from meshgate_sync.transport.tcp import stop_listening
+from meshgate_sync.transport.connections import stop_listening
 
 T = TypeVar("T")
 

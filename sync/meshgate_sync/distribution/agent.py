@@ -17,8 +17,8 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, TextIO, TypeVar
 
+from ..relay.commands import Timeouts
 from ..relay.plan import Routes
-from ..relay.timeouts import Timeouts
 from ..store.home import default_home
 from ..store.store import Store
 from ..transport.runner import Address, Runner

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import BaseUnknown, HostsBehind, MalformedMessage
+from ..relay.commands import Timeouts
 from ..relay.frames import Offer
 from ..relay.plan import CONTROL_FANOUT, GATEWAY, STRIPES, HostSlot, Routes, plan
-from ..relay.timeouts import Timeouts
 from ..store.store import Store
 from ..transport.runner import Address, Runner
 from ..tree.delta import INLINE_LIMIT, Delta, decode, encode, full_delta, patch, transfer_size

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-from .commands import Command, Disconnect, PeerLink, ReadPieces, Send
+from .commands import Command, Disconnect, PeerLink, ReadPieces, Send, Timeouts
 from .frames import Data, Heartbeat, Message, Offer
-from .timeouts import Timeouts
 
 _MAX_READ = 64
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from .commands import Command, Disconnect, PeerLink, Send
+from .commands import Command, Disconnect, PeerLink, Send, Timeouts
 from .downstream import Downstream
 from .frames import (
     Ack,
@@ -31,7 +31,6 @@ from .frames import (
 )
 from .plan import Routes
 from .status_reporter import StatusReporter
-from .timeouts import Timeouts
 from .upstream import Upstream
 from .version_state import VersionState
 from .versions import Versions

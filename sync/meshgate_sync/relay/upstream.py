@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .commands import Command, Connect, Disconnect, PeerLink, Send
+from .commands import Command, Connect, Disconnect, PeerLink, Send, Timeouts
 from .frames import Cancel, Want
 from .plan import GATEWAY, Routes
-from .timeouts import Timeouts
 from .version_state import VersionLog, node_name
 
 log = logging.getLogger(__name__)

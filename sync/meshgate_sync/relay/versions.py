@@ -23,11 +23,11 @@ from .commands import (
     RequestPieces,
     Send,
     StorePiece,
+    Timeouts,
 )
 from .downstream import Downstream
 from .frames import Hold, Offer, RequestFullDelta, Withdraw
 from .status_reporter import StatusReporter
-from .timeouts import Timeouts
 from .upstream import Upstream
 from .version_state import Version, VersionEvent, VersionLog, VersionState
 

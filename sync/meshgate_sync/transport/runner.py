@@ -31,11 +31,11 @@ from ..relay.commands import (
     RequestPieces,
     Send,
     StorePiece,
+    Timeouts,
 )  # fmt: skip
 from ..relay.frames import Data, Message, Offer, encode_frame
 from ..relay.plan import Routes
 from ..relay.relay import Relay
-from ..relay.timeouts import Timeouts
 from ..store.store import Store
 from ..tree.tree import piece_digest, short
 from .connections import Address, Connections

@@ -4,10 +4,9 @@ from collections import deque
 
 import pytest
 
-from meshgate_sync.relay.commands import Command, Disconnect, PeerLink, ReadPieces, Send
+from meshgate_sync.relay.commands import Command, Disconnect, PeerLink, ReadPieces, Send, Timeouts
 from meshgate_sync.relay.downstream import Downstream
 from meshgate_sync.relay.frames import Data, Heartbeat, Message, Offer, Withdraw
-from meshgate_sync.relay.timeouts import Timeouts
 from meshgate_sync.tree.tree import NOTHING
 
 ROOT = b"r" * 32

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshgate_sync.relay.commands import Command, PeerLink, ReportStatus, ReportUnreachable, Send
+from meshgate_sync.relay.commands import Command, PeerLink, ReportStatus, ReportUnreachable, Send, Timeouts
 from meshgate_sync.relay.frames import Ack, Message, Unreachable
 from meshgate_sync.relay.plan import GATEWAY, Routes
 from meshgate_sync.relay.status_reporter import AckBuffer, StatusReporter
-from meshgate_sync.relay.timeouts import Timeouts
 from meshgate_sync.relay.upstream import Upstream
 
 ROOT = b"r" * 32

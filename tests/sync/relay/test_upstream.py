@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshgate_sync.relay.commands import Command, Connect, Disconnect, PeerLink, Send
+from meshgate_sync.relay.commands import Command, Connect, Disconnect, PeerLink, Send, Timeouts
 from meshgate_sync.relay.frames import Cancel, Want
 from meshgate_sync.relay.plan import GATEWAY, Routes
-from meshgate_sync.relay.timeouts import Timeouts
 from meshgate_sync.relay.upstream import Lane, LivenessAllowance, Supplier, Upstream
 
 ROOT, OTHER = b"r" * 32, b"o" * 32

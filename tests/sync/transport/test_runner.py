@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from meshgate_sync.transport.connections import Connection
 from meshgate_sync.transport.runner import RequestWindow
-from meshgate_sync.transport.tcp import Connection
 from tests.sync.runners import RunnerPair
 from tests.sync.trees import Content, on_disk, plain
 

@@ -26,7 +26,7 @@ from meshgate_gateway.engine.interfaces import Answer, Ask
 from meshgate_gateway.engine.on_worker.process import keep_alive
 from meshgate_gateway.engine.output.connections import CountingReader, MeshOutput, OutputConnection, WorkerHello
 from meshgate_gateway.engine.output.lines import LineEnd, PrintedLine
-from meshgate_sync.transport.tcp import stop_listening
+from meshgate_sync.transport.connections import stop_listening
 
 log = logging.getLogger(__name__)
 

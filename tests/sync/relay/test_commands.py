@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from meshgate_sync.relay.timeouts import Timeouts
+from meshgate_sync.relay.commands import Timeouts
 
 DEFAULTS = Timeouts()
 
