@@ -306,7 +306,7 @@ def _missing(name: str) -> Exception:
     if name.startswith("_"):  # libraries ask for such names, and expect a quick answer
         return AttributeError(f"module 'meshgate' has no attribute {name!r}")
     surface: Any = importlib.import_module("meshgate.actors.monarch_surface")
-    reason = surface.FORMER.get(name) or importlib.import_module("meshgate.jobs.monarch_names").place_of(name)
+    reason = surface.FORMER.get(name) or surface.place_of(name)
     text = surface.missing_attribute("", name, () if reason else __all__, otherwise=f": {reason}" if reason else "")
     # `from meshgate import name` would replace the text of an AttributeError by its own, which gives no reason.
     if sys._getframe(2).f_code.co_name == "_handle_fromlist":

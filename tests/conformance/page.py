@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshgate.actors.monarch_settings import REFUSED
-from meshgate.actors.monarch_surface import UNAVAILABLE
-from meshgate.jobs import monarch_names as jobs
+from meshgate.actors.monarch_surface import AVAILABLE_JOB_NAMES, UNAVAILABLE, UNAVAILABLE_JOB_NAMES
 from tests.conformance.signatures import DIFFERENCES
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -33,7 +32,7 @@ def settings_table() -> str:
 
 
 def job_names_table() -> str:
-    state = {**{name: f"`{place}`" for name, place in jobs.AVAILABLE.items()}, **jobs.UNAVAILABLE}
+    state = {**{name: f"`{place}`" for name, place in AVAILABLE_JOB_NAMES.items()}, **UNAVAILABLE_JOB_NAMES}
     rows = [f"| `{name}` | {here} |" for name, here in sorted(state.items())]
     return "\n".join(["| Monarch's name | here |", "|---|---|", *rows])
 

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from meshgate.actors import monarch_surface as surface
-from meshgate.jobs import monarch_names as jobs
 
 __all__ = ["DIFFERENCES", "class_differences", "differences"]
 
@@ -55,13 +54,13 @@ def _pairs() -> Iterator[tuple[str, Any, Any]]:
     classes = {**vars(actor), "ActorMesh": importlib.import_module("monarch._src.actor.actor_mesh").ActorMesh}
     for place, name in surface.OWNERS.items():
         yield name, classes[name], getattr(ours, place)
-    for name, place in jobs.AVAILABLE.items():
+    for name, place in surface.AVAILABLE_JOB_NAMES.items():
         yield name, _resolve(name), _resolve(place)
 
 
 def class_differences(name: str, theirs: Any, ours: Any) -> Iterator[tuple[str, str]]:
     """What the members of a class differ in, each with what it is."""
-    listed = surface.UNAVAILABLE.keys() | jobs.UNAVAILABLE.keys()
+    listed = surface.UNAVAILABLE.keys() | surface.UNAVAILABLE_JOB_NAMES.keys()
     if dataclasses.is_dataclass(theirs):
         for field in {each.name for each in dataclasses.fields(theirs) if each.init} - _fields(ours):
             yield f"{name}.{field}", "field missing"
@@ -78,7 +77,7 @@ def class_differences(name: str, theirs: Any, ours: Any) -> Iterator[tuple[str, 
 
 def _is_constructed(name: str) -> bool:
     """Programs construct jobs and their settings, but no proxies. serve() makes an SPMDJob; JobTrait is abstract."""
-    return name in jobs.AVAILABLE and not name.endswith((".SPMDJob", ".JobTrait"))
+    return name in surface.AVAILABLE_JOB_NAMES and not name.endswith((".SPMDJob", ".JobTrait"))
 
 
 def _fields(cls: Any) -> set[str]:

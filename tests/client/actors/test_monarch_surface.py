@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import monarch.actor
@@ -13,8 +17,18 @@ from monarch._src.actor.actor_mesh import ActorMesh
 
 import meshgate
 from benchmarks.sections import section
-from meshgate.actors.monarch_surface import FORMER, OWNERS, UNAVAILABLE, missing_attribute
-from tests.conformance.page import PAGE, names_table, settings_table, signatures_table
+from meshgate.actors.monarch_surface import (
+    AVAILABLE_JOB_NAMES,
+    FORMER,
+    JOB_MODULES,
+    OWNERS,
+    UNAVAILABLE,
+    UNAVAILABLE_JOB_NAMES,
+    missing_attribute,
+)
+from meshgate.errors import JobUnsupported
+from tests.client.jobs.fake_job import FakeJob
+from tests.conformance.page import PAGE, job_names_table, names_table, settings_table, signatures_table
 
 
 def monarchs(name: str) -> Any:
@@ -103,3 +117,51 @@ def test_the_documentation_lists_what_is_not_available() -> None:
     assert section(PAGE, "names") == names_table()
     assert section(PAGE, "settings") == settings_table()
     assert section(PAGE, "signatures") == signatures_table()
+
+
+def resolve(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def monarchs_names() -> Iterator[str]:
+    for module in JOB_MODULES:
+        yield from (f"{module}.{name}" for name in importlib.import_module(module).__all__)
+
+
+def members(name: str) -> set[str]:
+    """The public members that a class defines itself, not those that it has from JobTrait."""
+    found = resolve(name)
+    if not inspect.isclass(found) or dataclasses.is_dataclass(found):  # its fields are parameters
+        return set()
+    inherited = {each for base in found.__mro__[1:] for each in vars(base)}
+    return {each for each in vars(found) if not each.startswith("_") and each not in inherited}
+
+
+def is_name(listed: str) -> bool:
+    return "(" not in listed and listed.rpartition(".")[0] in JOB_MODULES
+
+
+def test_every_job_name_is_available_or_listed() -> None:
+    assert set(monarchs_names()) == {*AVAILABLE_JOB_NAMES, *filter(is_name, UNAVAILABLE_JOB_NAMES)}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), AVAILABLE_JOB_NAMES.items())
+def test_every_member_is_available_or_listed(theirs: str, ours: str) -> None:
+    missing = {f"{theirs}.{member}" for member in members(theirs) if not hasattr(resolve(ours), member)}
+    assert missing <= UNAVAILABLE_JOB_NAMES.keys()
+
+
+def test_members_that_are_listed_are_monarchs_and_missing_or_refused_here() -> None:
+    for name in UNAVAILABLE_JOB_NAMES:
+        owner, _, member = name.rpartition(".")
+        if owner in JOB_MODULES or "(" in name:
+            continue
+        assert hasattr(resolve(owner), member), name
+        if hasattr(resolve(AVAILABLE_JOB_NAMES[owner]), member):
+            with pytest.raises(JobUnsupported):
+                getattr(FakeJob(1), member)(*(["a", "b"] if "mount" in member else []))
+
+
+def test_the_documentation_lists_the_job_names() -> None:
+    assert section(PAGE, "job names") == job_names_table()

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from benchmarks.sections import write_section
 from meshgate.actors.monarch_settings import REFUSED
-from meshgate.actors.monarch_surface import UNAVAILABLE
-from meshgate.jobs import monarch_names
+from meshgate.actors.monarch_surface import UNAVAILABLE, UNAVAILABLE_JOB_NAMES
 from tests.conformance.page import PAGE
 from tests.conformance.upstream.applicability import Names, Verdict, judge
 from tests.conformance.upstream.driver.gateway.through_gateway import counterpart
@@ -75,7 +74,7 @@ def known_names(tests: Path) -> Names:
     refused = {f".{name.rsplit('.', 1)[-1]}" if "." in name else name: why for name, why in UNAVAILABLE.items()}
     refused |= {name: why for name, why in UNAVAILABLE.items() if name.startswith("config.")}
     refused |= {f"config.{name}": why for name, why in REFUSED.items()}
-    jobs = {name.rsplit(".", 1)[-1]: why for name, why in monarch_names.UNAVAILABLE.items()}
+    jobs = {name.rsplit(".", 1)[-1]: why for name, why in UNAVAILABLE_JOB_NAMES.items()}
     refused |= {f".{name}": why for name, why in jobs.items() if name.endswith(")")}
     for taken in (".activate", "config.mesh_admin_addr"):  # also a method of others; a setting that the driver drops
         del refused[taken]
