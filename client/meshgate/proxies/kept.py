@@ -6,7 +6,7 @@ gateway has the called processes get the values from those that keep them, befor
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,8 +17,7 @@ from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import RemoteObject
 from meshgate.session.pending_calls import PendingValueMesh
 from meshgate.session.session import ClientSession, RemoteReference
-from meshgate.shapes.mesh_trait import MeshTrait
-from meshgate.shapes.ndslice import Slice
+from meshgate.shapes.mesh_trait import ShapedMesh
 from meshgate.shapes.shape import Extent, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire.messages import Argument, MeshRef, NameKept, PutValue, ReadKept, stream_of
@@ -66,7 +65,7 @@ class OwnedValues(OwnedObject):
                 self.described.exception()
 
 
-class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: ignore[misc]
+class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: ignore[misc]
     """Values that stay in the processes of a mesh: results of ``endpoint.keep()``, or what ``put()`` has sent.
 
     As an argument of an endpoint, of an actor's constructor or of ``put()``, a mesh with the extent of the called mesh
@@ -161,14 +160,6 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: i
         self._require_kept()
         self._values.use()
         return Argument(kind="kept", ref=self._ref)
-
-    @property
-    def _ndslice(self) -> Slice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> Iterable[str]:
-        return self._shape.labels
 
     def _new_with_shape(self, shape: Shape) -> KeptMesh[R]:
         return self if shape == self._shape else KeptMesh(self._values, shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,7 @@ from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import Kind, RemoteObject
 from meshgate.session.pending_calls import PendingAck
 from meshgate.session.session import ClientSession, RemoteReference
-from meshgate.shapes.mesh_trait import MeshTrait
-from meshgate.shapes.ndslice import Slice
+from meshgate.shapes.mesh_trait import ShapedMesh
 from meshgate.shapes.shape import Shape
 from meshgate_wire.messages import Argument, MeshRef, Stop, stream_of
 
@@ -68,7 +66,7 @@ class _NotASequence(TypeError, KeyError):
     __str__ = Exception.__str__
 
 
-class MeshProxy(MeshTrait, RemoteReference):
+class MeshProxy(ShapedMesh, RemoteReference):
     """A mesh on the cluster, or a slice of one. Two proxies are equal if they name the same ranks of one object."""
 
     _kind: Kind
@@ -125,14 +123,6 @@ class MeshProxy(MeshTrait, RemoteReference):
                 "Call it from the program, and pass the result"
             )
         return Argument(kind=self._kind, ref=self._ref)
-
-    @property
-    def _ndslice(self) -> Slice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> Iterable[str]:
-        return self._shape.labels
 
     def _new_with_shape(self, shape: Shape) -> Self:
         return self if shape == self._shape else self._with_shape(shape)

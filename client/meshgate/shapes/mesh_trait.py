@@ -127,6 +127,20 @@ class MeshTrait(ABC):
         return len(self._ndslice)
 
 
+class ShapedMesh(MeshTrait):
+    """A mesh that keeps its shape in ``_shape``."""
+
+    _shape: Shape
+
+    @property
+    def _ndslice(self) -> Slice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> Iterable[str]:
+        return self._shape.labels
+
+
 def _split_request(labels: tuple[str, ...], request: dict[str, Any]) -> tuple[dict[str, Sequence[str]], dict[str, int]]:
     """Separates the keywords of ``split``: the dimensions to split, and the sizes of new dimensions."""
     groups: dict[str, Sequence[str]] = {}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from meshgate.html import card
 from meshgate.monarch_classes import SeenAsMonarchs
-from meshgate.shapes.mesh_trait import MeshTrait
-from meshgate.shapes.ndslice import Slice, unsigned
+from meshgate.shapes.mesh_trait import ShapedMesh
+from meshgate.shapes.ndslice import unsigned
 from meshgate.shapes.shape import Point, Shape
 from meshgate.shapes.value_table import MOST_ROWS, are_plain, text_table, value_table
 
@@ -50,7 +50,7 @@ def _check_count(shape: Shape, count: int) -> None:
         raise ValueError(f"invalid value mesh: expected {len(shape)} ranks, but contains {count} ranks")
 
 
-class ValueMesh(SeenAsMonarchs, MeshTrait, Generic[R]):
+class ValueMesh(SeenAsMonarchs, ShapedMesh, Generic[R]):
     """Values by rank. ``slice``, ``split``, ``flatten`` and ``rename`` return meshes of the same values."""
 
     __slots__ = ("_cells", "_shape")
@@ -174,14 +174,6 @@ class ValueMesh(SeenAsMonarchs, MeshTrait, Generic[R]):
         return card(
             f"ValueMesh({self._shape.extent})", {}, [value_table(tuple(self._labels), self._ndslice.sizes, self.get)]
         )
-
-    @property
-    def _ndslice(self) -> Slice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> Iterable[str]:
-        return self._shape.labels
 
     def _new_with_shape(self, shape: Shape) -> ValueMesh[R]:
         cells = [self._cells[self._ndslice.index(rank)] for rank in shape.ranks()]
