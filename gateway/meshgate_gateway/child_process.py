@@ -20,6 +20,7 @@ from typing import Protocol
 
 import async_timeout
 
+from meshgate_processes.identity import exit_text
 from meshgate_processes.marks import end_processes
 
 TAIL = 64 * 1024
@@ -38,12 +39,7 @@ class ExitStatus:
     @property
     def reason(self) -> str:
         """``was killed by SIGKILL`` or ``ended with exit code 3``."""
-        if self.code >= 0:
-            return f"ended with exit code {self.code}"
-        try:
-            return f"was killed by {signal.Signals(-self.code).name}"
-        except ValueError:
-            return f"was killed by signal {-self.code}"
+        return exit_text(self.code)
 
 
 class Process(Protocol):

@@ -13,7 +13,7 @@ from meshgate.ranks.processes import siblings
 from meshgate.ranks.usage_on_host import read_stat
 from meshgate_gateway.engine.on_worker.process import descendants
 from meshgate_gateway.runs import limits
-from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate_processes.identity import ProcessIdentity, exit_text, identify_process
 from meshgate_processes.marks import find_processes
 
 WAIT = "import sys; sys.stdin.read()"
@@ -132,3 +132,17 @@ def test_another_pid_namespace_cannot_judge_this_process() -> None:
         pytest.skip("this container may not make a pid namespace")
     command = [*separate, sys.executable, "-c", program, str(own.pid), own.started]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False False True\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (0, "ended with exit code 0"),
+        (3, "ended with exit code 3"),
+        (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-200, "was killed by signal 200"),
+    ],
+)
+def test_the_text_of_an_exit_names_the_code_or_the_signal(code: int, text: str) -> None:
+    assert exit_text(code) == text
+    assert exit_text(code, exited="failed with") == text.replace("ended with exit code", "failed with")

@@ -164,3 +164,14 @@ else:
             time.sleep(0.02)  # no pidfd to wait on
             alive = [process for process in alive if process.alive]
         return alive
+
+
+def exit_text(code: int, *, exited: str = "ended with exit code") -> str:
+    """How a process ended: ``was killed by SIGKILL``, or ``exited`` and the exit code. ``code``: as ``subprocess`` has
+    it, negative for a signal."""
+    if code >= 0:
+        return f"{exited} {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

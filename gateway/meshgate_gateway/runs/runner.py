@@ -31,6 +31,7 @@ from meshgate_gateway.runs.limits import (
     nearly_full,
 )
 from meshgate_gateway.runs.records import SECRET, OutputWriter, Record, RunDirectory, Submitted
+from meshgate_processes.identity import exit_text
 from meshgate_sync.errors import SyncError
 from meshgate_sync.store.home import default_home
 from meshgate_sync.store.store import Store
@@ -277,19 +278,14 @@ class Runner:
 
 
 def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, which is how the kernel ends a process if the machine or job is out of memory"
     if code == -signal.SIGABRT:
         return (
             "was ended by SIGABRT. If its last line is 'FATAL: exception not rethrown', that was while the interpreter "
             "shut down, after the program's end: before Python 3.14, end one that uses Monarch itself with os._exit()"
         )
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    text = exit_text(code, exited="exited with code")
+    memory = ", which is how the kernel ends a process if the machine or job is out of memory"
+    return text + memory if code == -signal.SIGKILL else text
 
 
 def _signal_group(group: int, signum: signal.Signals) -> None:

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from meshgate_processes.identity import exit_text
+
 MIN_SERVICE_TIME = 1.0  # seconds; a server that serves for less counts as failed
 MAX_FAILURES = 10  # servers in a row that failed
 FIRST_DELAY = 0.1  # seconds from a second failure in a row to the next server; doubles with each further one
@@ -177,7 +179,7 @@ class _Supervisor:
             if code == 0 or not has_served or self._stop_signal is not None:
                 return code
             failures = failures + 1 if served < MIN_SERVICE_TIME else 0
-            predecessor = _describe(code)
+            predecessor = exit_text(code)
             if failures >= MAX_FAILURES:
                 reason = f"{failures} servers in a row failed, the last {predecessor}; see their output above"
                 print(f"meshgate_gateway: giving up: {reason}", file=sys.stderr)  # noqa: T201
@@ -416,12 +418,3 @@ def _exit_code(request: SystemExit) -> int:
         return request.code or 0
     print(request.code, file=sys.stderr)  # noqa: T201 - as Python itself does
     return 1
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

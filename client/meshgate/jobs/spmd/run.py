@@ -19,6 +19,7 @@ from meshgate.errors import MeshgateError, SPMDFailed, StepFailedError, Supervis
 from meshgate.jobs.spmd.rank_actors import RankRunner, RankStopper
 from meshgate.jobs.spmd.torchrun import ProgramKind, TorchrunCommand
 from meshgate.proxies import HostMeshProxy, ProcMeshProxy
+from meshgate_processes.identity import exit_text
 
 TAIL_LINES = 30
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
@@ -256,14 +257,9 @@ def exception_of(output: str) -> str:
 def _ending(code: int | None) -> str:
     if code is None:
         return "was not started"
-    if code >= 0:
-        return f"failed with exit code {code}"
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, which is how the kernel ends a process if the host or job is out of memory"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    text = exit_text(code, exited="failed with exit code")
+    memory = ", which is how the kernel ends a process if the host or job is out of memory"
+    return text + memory if code == -signal.SIGKILL else text
 
 
 def _others(reports: Sequence[RankReport], first: RankReport) -> str:
