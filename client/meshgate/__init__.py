@@ -87,9 +87,14 @@ if TYPE_CHECKING:
         send,
     )
     from meshgate.proxies.attached import AttachedCall, AttachedSession
-    from meshgate.proxies.channels import Channel
-    from meshgate.proxies.client import Client, current_client, shutdown_context, use_client
-    from meshgate.proxies.controllers import get_or_spawn_controller
+    from meshgate.proxies.client import (
+        Channel,
+        Client,
+        current_client,
+        get_or_spawn_controller,
+        shutdown_context,
+        use_client,
+    )
     from meshgate.proxies.kept import KeptInfo, KeptMesh
     from meshgate.proxies.launch import BootstrapCommand, default_bootstrap_cmd
     from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
@@ -116,9 +121,7 @@ _HOMES = {
     ),
     "meshgate.jobs.sessions": "SessionInfo",
     "meshgate.proxies.attached": "AttachedCall AttachedSession",
-    "meshgate.proxies.channels": "Channel",
-    "meshgate.proxies.controllers": "get_or_spawn_controller",
-    "meshgate.proxies.client": "Client current_client shutdown_context use_client",
+    "meshgate.proxies.client": "Channel Client current_client get_or_spawn_controller shutdown_context use_client",
     "meshgate.proxies.kept": "KeptInfo KeptMesh",
     "meshgate.proxies.launch": "BootstrapCommand default_bootstrap_cmd",
     "meshgate.proxies.ports": "Port PortReceiver RankedPortReceiver",

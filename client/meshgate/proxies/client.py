@@ -1,4 +1,8 @@
-"""The client: a session whose host meshes a program can attach to, and the choice of the current client."""
+"""The client: a session whose host meshes a program can attach to.
+
+A program may have several. What Monarch's functions do without naming one, such as opening a channel or finding a
+controller, concerns the current client.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,22 @@ import contextlib
 import contextvars
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, ParamSpec, cast
 
+from typing_extensions import TypeVar
+
+from meshgate.actors import api, standins
+from meshgate.actors.actor_class import endpoints_of
 from meshgate.actors.local_monarch import equal_from_both_sides, refuse_local_monarch
 from meshgate.actors.monarch_settings import monarch_settings
 from meshgate.errors import GatewayError, UnreadableResult
+from meshgate.monarch_classes import monarch_api
 from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_of
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy
-from meshgate.proxies.mesh import MeshProxy, OwnedObject
-from meshgate.proxies.ports import Port
+from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name
+from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
 from meshgate.serialization.pickling import dump_class, pickled_by_value
 from meshgate.serialization.unpickling import MeshHandle
 from meshgate.session.dialing import Dialer
@@ -26,7 +35,11 @@ from meshgate.session.objects import Kind
 from meshgate.session.session import ClientSession
 from meshgate.session.settings import ClientSettings
 from meshgate.shapes.shape import Extent, Region, Shape
-from meshgate_wire.messages import Adopt, AttachHosts, stream_of
+from meshgate_wire.messages import Adopt, AttachHosts, GetControllers, OpenChannel, stream_of
+
+R = TypeVar("R", default=Any)
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class ProxyFactory:
@@ -247,3 +260,81 @@ def close_all_clients() -> None:
         for reference in _open_clients.valuerefs():
             if (client := reference()) is not None:
                 stack.callback(client.leave if client.detached else client.close)
+
+
+class Channel(Generic[R]):
+    """Opens channels from actors to the laptop, on the current job's session or on ``client``."""
+
+    @staticmethod
+    def open(once: bool = False, *, client: Client | None = None, name: str = "") -> tuple[Port[R], PortReceiver[R]]:
+        """A new port and its receiver. With ``once`` it takes a single message. Inside an actor they are Monarch's.
+
+        A channel without a name is closed when the program drops the receiver. One with a ``name`` stays open until the
+        session ends, and another process finds it with ``job.attach()``. Raises ValueError if the name is taken.
+        """
+        if client is None and api.inside_actor():
+            return cast("tuple[Port[R], PortReceiver[R]]", _monarchs_channel().open(once))
+        client = client or current_client()
+        if name:
+            require_name(name)
+        remote = client.objects.create("port", name, "Channel.open()")
+        inbox = client.open_inbox(remote.number, name)
+        port: Port[Any] = Port(client, remote, release=False)
+        receiver: PortReceiver[Any] = PortReceiver(client, inbox)
+        client.post(OpenChannel(object=remote.number, once=once, name=name), stream=stream_of(remote.number))
+        if not name:
+            weakref.finalize(inbox, client.release, remote.number).atexit = False
+        return port, receiver
+
+    @staticmethod
+    def open_ranked(
+        once: bool = False, *, client: Client | None = None, name: str = ""
+    ) -> tuple[Port[R], RankedPortReceiver[R]]:
+        """As ``open``, with a receiver of ``(rank, value)`` pairs."""
+        if client is None and api.inside_actor():
+            return cast("tuple[Port[R], RankedPortReceiver[R]]", _monarchs_channel().open_ranked(once))
+        port, receiver = Channel[R].open(once, client=client, name=name)
+        return port, receiver.ranked()
+
+
+def _monarchs_channel() -> Any:
+    return monarch_api()["Channel"]
+
+
+class _Keeper(standins.Actor):
+    """The endpoint of Monarch's actor that keeps controllers, of which a session has one for each name."""
+
+    @standins.endpoint
+    def get_or_spawn(self, keeper: Any, name: str, Class: type, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def get_or_spawn_controller(name: str, Class: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> FutureProxy[T]:
+    """The session's actor called ``name``; if there is none, spawns ``Class(*args, **kwargs)`` on the first host.
+
+    The program and all actors of its session get the same one. Raises ``ValueError`` if the class cannot be spawned.
+    """
+    cls = cast("type", Class)
+    if api.inside_actor():
+        inside: FutureProxy[T] = api.get_or_spawn_controller(name, cls, *args, **kwargs)
+        return inside
+    actor_class_of(cls)
+    keeper: Any = _keeper_of(current_client())
+    controller: FutureProxy[T] = keeper.get_or_spawn.call_one(keeper, name, cls, *args, **kwargs)
+    return controller
+
+
+def _keeper_of(client: Client) -> ActorMeshProxy:
+    known: ActorMeshProxy | None = client.attached.get(_Keeper)
+    if known is None or client.objects.failure_of(known._object) is not None:
+        remote = client.objects.create("actors", "controllers", "get_or_spawn_controller()")
+        header = GetControllers(
+            object=remote.number,
+            hosts=client.objects.newest_hosts(),
+            version=client.code_version,
+            paths=client.code_paths,
+        )
+        client.post(header, stream=stream_of(remote.number))
+        shape = Extent((), ()).region.as_shape()
+        known = ActorMeshProxy(OwnedObject(client, remote, shape), shape, endpoints_of(_Keeper), None)
+        client.attached[_Keeper] = known
+    return known

@@ -13,8 +13,7 @@ from monarch.rdma import RDMAAction, RDMABuffer
 
 from meshgate.actors.local_monarch import equal_from_both_sides
 from meshgate.errors import InvalidRequestError
-from meshgate.proxies.channels import Channel
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client
 from meshgate.shapes.shape import Extent, Point
 from meshgate_wire.messages import Call, SendTo
 from tests.client.counting import Counter

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -11,12 +12,31 @@ from meshgate.errors import (
 )
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy
 from meshgate.proxies import client as client_module
-from meshgate.proxies.client import Client, ProxyFactory, current_client, shutdown_context, use_client
+from meshgate.proxies.client import (
+    Channel,
+    Client,
+    ProxyFactory,
+    current_client,
+    get_or_spawn_controller,
+    shutdown_context,
+    use_client,
+)
+from meshgate.proxies.ports import PortReceiver
 from meshgate.serialization.unpickling import MeshHandle
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
 from meshgate.shapes.shape import Extent, Region, Shape
-from meshgate_wire.messages import Adopt, Call, EndSession, PortSend, Release, SpawnProcs, stream_of
+from meshgate_wire.messages import (
+    Adopt,
+    Call,
+    EndSession,
+    GetControllers,
+    OpenChannel,
+    PortSend,
+    Release,
+    SpawnProcs,
+    stream_of,
+)
 from tests.client.counting import Counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 from tests.waiting import wait_for
@@ -159,3 +179,53 @@ def test_a_mesh_from_inside_a_pickle_is_adopted_with_its_reference(gateway: Scri
     (header,) = gateway.got(Adopt)
     assert (header.object, header.has_reference, received) == (hosts._object, True, [b"reference"])
     assert header.object > 0
+
+
+def test_an_unreferenced_channel_is_released(gateway: ScriptedGateway, client: Client) -> None:
+    port, receiver = Channel.open(once=True)
+    number = port._remote.number
+    assert isinstance(receiver, PortReceiver)
+    del port, receiver
+    gc.collect()
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    assert gateway.got(OpenChannel)[0].once is True
+    wait_for(lambda: gateway.got(Release) == [Release(objects=(number,))], "the release")
+
+
+def test_a_channel_needs_a_session() -> None:
+    with pytest.raises(GatewayError, match="there is no session"):
+        Channel.open()
+
+
+def test_controllers_are_requested_from_an_actor_that_the_gateway_keeps(
+    gateway: ScriptedGateway, client: Client
+) -> None:
+    gateway.functions["get_or_spawn"] = lambda rank, keeper, name, Class, *args: (name, Class.__name__, args)
+    hosts = client.attach_hosts("workers", 2)
+    with use_client(client):
+        assert get_or_spawn_controller("shared", Counter, 3).get(timeout=20) == ("shared", "Counter", (3,))
+        assert get_or_spawn_controller("other", Counter).get(timeout=20) == ("other", "Counter", ())
+    (requested,) = gateway.got(GetControllers)
+    assert requested.hosts == hosts._object
+    for call in gateway.got(Call):
+        assert call.target.object == requested.object
+        assert [(argument.kind, argument.ref.object) for argument in call.arguments] == [("actors", requested.object)]
+
+
+def test_a_class_other_than_an_actor_is_refused_and_nothing_is_sent(gateway: ScriptedGateway, client: Client) -> None:
+    with use_client(client), pytest.raises(ValueError, match="must subclass"):
+        get_or_spawn_controller("shared", dict)
+    assert gateway.got(GetControllers) == []
+
+
+def test_a_closed_session_that_had_controllers_is_freed(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    gateway.functions["get_or_spawn"] = lambda rank, keeper, name, Class: name
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    with use_client(client):
+        assert get_or_spawn_controller("shared", Counter).get(timeout=20) == "shared"
+    client.close()
+    freed = weakref.ref(client)
+    del client
+    gc.collect()  # the proxy, whose finalizer refers to the session
+    gc.collect()
+    assert freed() is None

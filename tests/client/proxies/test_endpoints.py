@@ -12,8 +12,7 @@ from meshgate.errors import (
     UnpicklableArgument,
 )
 from meshgate.proxies import Accumulator, send
-from meshgate.proxies.channels import Channel
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client
 from meshgate.shapes.shape import Extent
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from meshgate.errors import ActorError, InvalidRequestError, UnpicklableArgument, ValueLostError
-from meshgate.proxies.channels import Channel
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client
 from meshgate.proxies.endpoints import send
 from meshgate.proxies.kept import KeptInfo, KeptMesh
 from meshgate.session.dialing import UrlDialer

@@ -13,8 +13,7 @@ import pytest
 
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.proxies import HostMeshProxy, ProcMeshProxy
-from meshgate.proxies.channels import Channel
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client
 from meshgate.proxies.mesh import require_name
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings

@@ -9,8 +9,7 @@ import pytest
 
 from meshgate.actors.api import MonarchActorError
 from meshgate.errors import ActorError, GatewayError, InvalidRequestError
-from meshgate.proxies.channels import Channel
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client
 from meshgate.proxies.ports import Port
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings

@@ -22,11 +22,12 @@ import meshgate.config
 import meshgate.spmd
 from meshgate.actors.api import in_worker_process
 from meshgate.actors.monarch_surface import OWNERS
-from meshgate.proxies import channels, client, controllers
+from meshgate.proxies import client
 
 PREFIX = "through_gateway."
 CLASSES = {monarchs: ours for ours, monarchs in OWNERS.items()}
 SHARED = ("monarch.actor", "monarch.job", "monarch._src.actor", "monarch._src.job", "monarch._rust_bindings")
+_current_client = client.current_client
 MOUNTS = ("monarch.gather_mount", "monarch.remotemount")
 
 
@@ -53,7 +54,7 @@ def this_proc() -> Any:
 def _client() -> Any:
     if not client.any_open():
         _local_host()
-    return client.current_client()
+    return _current_client()
 
 
 def configure(**settings: Any) -> Any:
@@ -142,6 +143,6 @@ def _is_monarchs_module(value: Any) -> bool:
 
 if __name__ == "through_gateway":  # beside a copy of the tests; the runner imports this module for counterpart() alone
     __path__: list[str] = []
-    channels.current_client = controllers.current_client = _client
+    client.current_client = _client
     sys.meta_path.insert(0, _Finder())
     monarch = importlib.import_module("through_gateway.monarch")
