@@ -83,12 +83,10 @@ class Statistics:
     frames_received: int
     frames_dropped: int  # duplicates
     messages_sent: int
-    messages_received: int
     queued_bytes: int
     unacknowledged_bytes: int
     unacknowledged_frames: int
-    unfinished_messages: int
-    unfinished_bytes: int  # received so far
+    unfinished_bytes: int  # of incomplete messages, received so far
     streams_sending: int
     streams_receiving: int
 
@@ -157,7 +155,7 @@ class Session:
         self._unacknowledged_input = 0  # bytes received since then
         self._ack_now = False
         self._connections = self._replayed = self._dropped = 0
-        self._messages_sent = self._messages_received = 0
+        self._messages_sent = 0
 
     # --- connections --------------------------------------------------------------------------------------
 
@@ -372,7 +370,6 @@ class Session:
         message = self._assembly.receive(flags, stream, data, start, end)
         if message is None:
             return
-        self._messages_received += 1
         event = MessageReceived(message.header, message.buffers, stream, message.nbytes, refused=message.refused)
         if stream in self._manual_set or (self._manual is not None and self._manual(stream)):
             self._windows.hold(stream, message.nbytes)
@@ -427,11 +424,9 @@ class Session:
             frames_received=self._received,
             frames_dropped=self._dropped,
             messages_sent=self._messages_sent,
-            messages_received=self._messages_received,
             queued_bytes=self._outbox.nbytes,
             unacknowledged_bytes=self._sent.nbytes,
             unacknowledged_frames=len(self._sent),
-            unfinished_messages=len(self._assembly),
             unfinished_bytes=self._assembly.nbytes,
             streams_sending=self._outbox.streams,
             streams_receiving=len(self._windows),
