@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -68,4 +69,5 @@ def _listener(settings: Settings, supervisor: SupervisorLink) -> socket.socket:
 
 
 if __name__ == "__main__":
+    gc.disable()  # until supervise: imports leave no garbage, and to look for it takes a tenth of their time
     main()

@@ -103,6 +103,25 @@ def test_an_import_loads_nothing_that_it_does_not_need(statement: str, needless:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == ""
 
 
+@pytest.mark.parametrize("program", ["meshgate_gateway", "meshgate_gateway.engine"])
+def test_a_program_of_the_gateway_imports_without_collecting_garbage(program: str) -> None:
+    code = f"""
+import gc, runpy, sys
+
+sys.path[:0] = {sys.path!r}
+sys.argv = ["program", "--help"]
+collections = []
+gc.callbacks.append(lambda *_: collections.append("pydantic" in sys.modules))
+try:
+    runpy.run_module({program!r}, run_name="__main__")
+finally:
+    print()
+    print("pydantic" in sys.modules, any(collections), flush=True)
+"""
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.splitlines()[-1] == "True False"
+
+
 @pytest.mark.parametrize("name", ["ActorError", "SupervisionError"])
 def test_an_actor_that_imports_an_error_catches_monarchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(vars(meshgate), name, raising=False)

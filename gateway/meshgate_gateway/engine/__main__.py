@@ -6,11 +6,15 @@ with the session, when the server asks it to, or when the server is gone.
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until EngineProcess.run: imports leave no garbage, and to look for it takes a tenth of their time
+
 import argparse
 import asyncio
 import contextlib
 import faulthandler
-import gc
 import logging
 import os
 import socket
@@ -116,6 +120,7 @@ class EngineProcess:
         """Serves the session until it ends, and returns why it ended."""
         await self._engine.listen(self._host)
         gc.freeze()  # imported modules stay until the end: garbage collections need not traverse them
+        gc.enable()
         self._control.send(EngineReady())
         serving = asyncio.create_task(self._serve_control())
         ended = asyncio.create_task(self._engine.ended.wait())

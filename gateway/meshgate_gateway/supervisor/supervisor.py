@@ -133,6 +133,7 @@ def supervise(serve: Callable[[Inheritance], None], remove_at_end: Path | None =
     What this process has imported, it shares with all servers.
     """
     gc.freeze()  # a garbage collection would copy the shared memory
+    gc.enable()
     supervisor = _Supervisor(serve)
     code = supervisor.run()
     if remove_at_end is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_an_invalid_message_of_the_server_ends_the_session_with_the_reason() -> 
     reason = asyncio.run(end_reason(*control_pair(), b"{}"))
     assert "could not handle a message of the gateway's server: " in reason
     assert "ValidationError" in reason or "validation error" in reason
+
+
+def test_an_engine_that_is_ready_collects_garbage() -> None:
+    gc.disable()  # as the program does while it imports
+    try:
+        asyncio.run(end_reason(*control_pair(), b"{}"))
+        assert gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_message_that_the_engine_cannot_handle_ends_the_session_with_the_reason(

@@ -216,6 +216,17 @@ def test_a_gateway_that_cannot_start_is_not_started_again() -> None:
     assert run_failing("starting") == (3, "server None\n", "")
 
 
+def test_a_server_collects_garbage() -> None:
+    program = """
+import gc
+from meshgate_gateway.supervisor.supervisor import supervise
+
+gc.disable()  # as the program does while it imports
+supervise(lambda inheritance: print(gc.isenabled()))
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "True\n"
+
+
 def test_a_server_gone_in_the_middle_of_a_request_is_replaced() -> None:
     program = """
 import os, signal
