@@ -54,6 +54,17 @@ def test_an_actor_has_a_rank_attribute_that_it_may_set(procs: Any) -> None:
     assert set(procs.spawn("named", Ranked, named=True).rank_attribute.call().get().values()) == {"mine"}
 
 
+class FrozenObjects:
+    """Arrives as the number of objects that garbage collections skip in the process that receives it."""
+
+    def __reduce__(self) -> Any:
+        return gc.get_freeze_count, ()
+
+
+def test_garbage_collections_in_a_process_skip_what_monarch_has_imported(workers: Any) -> None:
+    assert min(workers.echo.call(FrozenObjects()).get().values()) > 10_000
+
+
 def test_choose_and_broadcast_and_stream(procs: Any) -> None:
     workers = procs.spawn("adverbs", Worker)
     assert {workers.rank.choose().get() for _ in range(60)} == {0, 1, 2, 3}

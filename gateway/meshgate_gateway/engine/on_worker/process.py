@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.abc
@@ -116,6 +117,7 @@ async def set_up_process(
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
 
+    gc.freeze()  # Monarch's modules stay until the end: garbage collections, of which the exit needs some, skip them
     rank = current_rank().rank
     hello = {"secret": secret, "mesh": mesh, "rank": rank, "pid": os.getpid()}
     calls = track_calls()
