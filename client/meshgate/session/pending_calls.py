@@ -150,7 +150,7 @@ class PendingCall(ABC):
 
     def _watch(self, futures: Sequence[FutureProxy[Any]], make_error: Callable[[], Exception]) -> None:
         """Has the failure reported if the program does not read it. ``make_error`` must not refer to this call."""
-        if self.unread is not None and self.unread.watching:
+        if self.unread is not None and self.unread.watching and not self.unread.ignored:
             if self._failed_call is None:
                 self._failed_call = self.unread.failed_call(self.endpoint)
             self._failed_call.watch(futures, make_error)

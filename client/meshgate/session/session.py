@@ -333,6 +333,7 @@ class ClientSession:
     def _forget_returns(self) -> None:
         if self._returned is not None:
             self.calls.pop(self._returned.number)
+        self.unread.ignored = False
         self._returned = self._marks = self._dispatcher.marks = self._dispatcher.returns = None
 
     def _post_returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
@@ -350,7 +351,7 @@ class ClientSession:
             self._connection.post(last, stream=CONTROL_STREAM)
 
     def _mark_what_is_read(self) -> ReadMarks:
-        self.unread.ignore()  # the next holder may read them
+        self.unread.ignored = True  # the next holder may read them
         marks = ReadMarks(lambda: self._connection.post_later(MARK_DELAY, marks.take, stream=CONTROL_STREAM))
         self._marks = self._dispatcher.marks = marks
         return marks

@@ -41,7 +41,8 @@ class UnreadFailures:
     def __init__(self) -> None:
         self.watching = True
         """Whether calls that fail from now on are reported. Set it to False when the program ends the session."""
-        self._ignored = False
+        self.ignored = False
+        """Whether nothing is reported, because the session is detached and another process may read it."""
         self._thread = SerialThread("meshgate-unread")
         self._closed = False
         self._kinds: dict[str, _Kind] = {}  # by the text that was printed
@@ -58,10 +59,6 @@ class UnreadFailures:
         else:
             self._thread.call(lambda: self._report(endpoint, make_error))
 
-    def ignore(self) -> None:
-        """Reports nothing any more, as another process may read it."""
-        self.watching, self._ignored = False, True
-
     def close(self, timeout: float) -> None:
         """Prints what was dropped so far, for up to ``timeout`` seconds. Later reports are printed at once."""
         self._closed = True
@@ -70,7 +67,7 @@ class UnreadFailures:
 
     def _report(self, endpoint: str, make_error: Callable[[], Exception]) -> None:
         error = make_error()
-        if self._ignored or type(error) is GatewayError or isinstance(error, _REPORTED_ELSEWHERE):
+        if self.ignored or type(error) is GatewayError or isinstance(error, _REPORTED_ELSEWHERE):
             return
         text = _text(endpoint, error)
         if text in self._kinds:

@@ -167,6 +167,26 @@ def test_failures_of_a_detached_session_are_left_to_its_next_holder(
     assert reported(client, capsys) == ""
 
 
+def test_failures_are_reported_if_the_first_attempt_to_detach_was_interrupted(
+    workers: Any, client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = workers.fail.call("disk full")
+    wait_for(before.done, "the failure")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(client), "_post_detach", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.detach("train")
+    workers.fail.call("no space")
+    workers.fine.call().get()
+    del before
+    text = reported(client, capsys)
+    assert "disk full" in text
+    assert "no space" in text
+
+
 def test_what_meshgate_itself_does_not_read_is_not_reported(
     gateway: ScriptedGateway, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
