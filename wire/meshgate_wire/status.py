@@ -47,6 +47,36 @@ class Straggler(_Model):
     seconds: float = Field(description="that it replied later than half of the ranks, in these calls together")
 
 
+class RankReply(_Model):
+    """The reply of a rank to a call."""
+
+    rank: int
+    host: str = ""
+    seconds: float = Field(description="from the engine's sending of the call to the reply")
+    raised: bool = Field(default=False, description="it is an exception")
+
+
+class CallTimeline(_Model):
+    """When each rank has replied to a call to several. Of many ranks, only those that tell the most are listed."""
+
+    call: int = Field(description="its number within the session")
+    mesh: str
+    endpoint: str
+    age: float = Field(description="seconds since the engine sent it to the actors")
+    seconds: float | None = Field(description="that it took; null: it is in flight")
+    failed: bool = Field(default=False, description="with an exception, the loss of a rank, or a fault")
+    cancelled: bool = Field(default=False, description="the program has cancelled it")
+    total: int = Field(description="ranks that were called")
+    answered: int
+    first: float | None = Field(default=None, description="seconds until the first reply")
+    half: float | None = Field(default=None, description="seconds until half of the ranks had replied")
+    replies: tuple[RankReply, ...] = Field(
+        default=(), description="the last 16, and the first 16 that are exceptions; the last one first"
+    )
+    missing: dict[int, str] = Field(default={}, description="host by rank, for the first 16 ranks without a reply")
+    straggler: int | None = Field(default=None, description="the rank, if the last reply came late; null: it did not")
+
+
 class CallCounts(_Model):
     """The calls of a mesh of actors, or of one of its endpoints, since it was spawned.
 
@@ -133,6 +163,11 @@ class EngineStatus(_Model):
     meshes: tuple[MeshStatus, ...] = ()
     calls: tuple[CallStatus, ...] = Field(default=(), description="the oldest first, at most 256")
     calls_in_flight: int = 0
+    timelines: tuple[CallTimeline, ...] = Field(
+        default=(),
+        description="of calls to several ranks: the oldest 8 in flight, then, the newest first, the last 16 that have "
+        "ended, at most 8 of an endpoint",
+    )
 
 
 class SessionStatus(EngineStatus):

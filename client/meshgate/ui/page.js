@@ -371,10 +371,67 @@ function showRates(status, at) {
     "nothing has been called yet", ["", "number", "number", "number", "number", "number", "line"]);
 }
 
+// --- timelines of calls
+
+const sentAt = new Map();  // by call, the time of day: what follows from its age varies with each look
+let drawn = null;  // the call whose timeline is shown, also when the gateway no longer reports it
+
+const placeOf = (rank, host) => `rank ${rank}${host ? " on " + host : ""}`;
+
+function showTimelines(status) {
+  const found = status.sessions.flatMap(({ session, timelines = [] }) =>  // a gateway of an older version has none
+    timelines.filter((call) => !OWN_MESHES.has(call.mesh)).map((call) => ({ ...call, session, key: `timeline ${session} ${call.call}` })));
+  found.sort((a, b) => (a.seconds !== null) - (b.seconds !== null) || (a.seconds === null ? b.age - a.age : a.age - b.age));
+  const keys = new Set(found.map((call) => call.key));
+  for (const key of sentAt.keys()) if (!keys.has(key)) sentAt.delete(key);
+  for (const { key, age } of found) if (!sentAt.has(key)) sentAt.set(key, new Date(Date.now() - 1000 * age).toLocaleTimeString("en-GB"));
+  table(byId("timelines"), ["Call", "Ranks", "Sent at", "Took", "Replied", "Straggler", "Session"], found.map((call) => {
+    const late = call.straggler === null ? null : call.replies[0];
+    const show = el("button", { type: "button", "data-key": call.key, "aria-pressed": String(drawn?.key === call.key), "aria-label": `Show the ranks of ${call.mesh}.${call.endpoint}, sent at ${sentAt.get(call.key)}` }, "Show");
+    show.addEventListener("click", () => { drawn = drawn?.key === call.key ? null : { ...call, at: sentAt.get(call.key) }; showTimelines(status); });
+    return [`${call.mesh}.${call.endpoint}`, show, sentAt.get(call.key), outcomeOf(call), `${call.answered} of ${call.total}`,
+      late ? `${placeOf(late.rank, late.host)}, +${latencyText(late.seconds - call.half)}` : "–", call.session.slice(0, 8)];
+  }), "no call has gone to several ranks yet", ["", "", "number", "line", "number", "line"]);
+  const again = found.find((call) => call.key === drawn?.key);
+  if (again) drawn = { ...again, at: drawn.at };
+  drawTimeline();
+}
+
+function outcomeOf({ seconds, failed, cancelled }) {
+  if (seconds === null) return cancelled ? "cancelled, runs" : "runs";
+  return `${latencyText(seconds)}${cancelled ? ", cancelled" : failed ? ", failed" : ""}`;
+}
+
+function drawTimeline() {
+  const box = byId("timeline"), said = JSON.stringify(drawn);
+  if (box.dataset.said === said) return;
+  box.dataset.said = said;
+  box.hidden = !drawn;
+  if (!drawn) return;
+  const { seconds, replies, straggler, total, answered, half } = drawn, most = seconds ?? drawn.age;
+  const row = (rank, host, length, state, text) => {
+    const bar = el("i", { class: state });
+    bar.style.width = `${Math.min(100, (100 * length) / most)}%`;  // the page's policy allows no style attributes
+    return el("li", {}, el("span", {}, placeOf(rank, host)), el("span", { class: "bar", "aria-hidden": "true" }, bar), el("span", { class: state }, text));
+  };
+  const missing = Object.entries(drawn.missing).map(([rank, host]) => row(rank, host, most, "none", seconds === null ? "no reply yet" : "no reply"));
+  const more = [[total - answered - missing.length, "without a reply"], [answered - replies.length, "that replied earlier"]];
+  byId("timeline-ranks").style.setProperty("--half", half === null ? "100%" : `${(100 * half) / most}%`);
+  byId("timeline-ranks").replaceChildren(...missing, ...replies.map(({ rank, host, seconds, raised }) => {
+    const state = raised ? "raised" : rank === straggler ? "late" : "";
+    return row(rank, host, seconds, state, latencyText(seconds) + { raised: " ✕ raised", late: " ◆ straggler", "": "" }[state]);
+  }));
+  const facts = [`${answered} of ${total} ranks replied`, drawn.first === null ? "" : `the first after ${latencyText(drawn.first)}`, half === null ? "" : `half of all after ${latencyText(half)} (the line)`];
+  byId("timeline-title").textContent = `${drawn.mesh}.${drawn.endpoint}, sent at ${drawn.at}: ${outcomeOf(drawn)}`;
+  byId("timeline-facts").textContent = `${facts.filter(Boolean).join(", ")}. The last reply comes first.`;
+  byId("timeline-more").textContent = more.filter(([count]) => count > 0).map(([count, which]) => `and ${count} more ${which}`).join(", ");
+}
+
 // --- tables
 
 function showStatus(status) {
   showRanks(status);
+  showTimelines(status);
   const calls = status.sessions.flatMap((session) => session.calls.map((call) => ({ session, call })));
   calls.sort((a, b) => b.call.age - a.call.age);
   table(byId("calls"), ["Call", "Age", "Answered", "Waits for", "Session"], calls.map(({ session, call }) => {

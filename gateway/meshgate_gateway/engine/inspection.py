@@ -18,18 +18,20 @@ from typing import Any, Protocol
 
 from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Inspect, Inspected, Samples
 from meshgate_gateway.engine.meshes.supervision import HOST_LOST, PROCESS_ENDED
-from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh, Timeline
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.fields import shorten
 from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
+    CallTimeline,
     EndedRanks,
     EngineStatus,
     HostStatus,
     MeshStatus,
     PrintedLine,
+    RankReply,
     SessionOutput,
     Straggler,
 )
@@ -42,6 +44,7 @@ MAX_REASON = 4096
 MAX_STRAGGLERS = 8  # of an endpoint
 MAX_REASONS = 32  # for which ranks of a mesh ended
 MAX_SHORT_REASON = 512
+MAX_TIMELINES_IN_FLIGHT, MAX_TIMELINES_ENDED = 8, 16
 _STOPPED = "stopped by the program"
 LINE_COST = 256  # characters that a line counts for besides its text
 REPORT_INTERVAL = 5.0  # seconds
@@ -69,6 +72,9 @@ class Hosts(Protocol):
 class CallsInFlight(Protocol):
     def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
         """The oldest calls in flight, and how many there are."""
+
+    def timelines(self, limit: int) -> list[tuple[Timeline, ActorMesh]]:
+        """Of the oldest calls to several ranks in flight."""
 
     def in_flight(self) -> Mapping[tuple[int, str], int]:
         """The number of calls in flight by the id of their mesh's record, and their endpoint."""
@@ -137,6 +143,16 @@ class Inspection:
             meshes=self._meshes(),
             calls=tuple(calls),
             calls_in_flight=total,
+            timelines=self._timelines(),
+        )
+
+    def _timelines(self) -> tuple[CallTimeline, ...]:
+        meshes = [mesh for mesh in self._objects.values() if isinstance(mesh, ActorMesh)]
+        ended = ((each, mesh) for mesh in meshes for totals in mesh.totals.values() for each in totals.timelines)
+        newest = heapq.nlargest(MAX_TIMELINES_ENDED, ended, key=lambda each: each[0].started)
+        now = time.monotonic()
+        return tuple(
+            _timeline(each, mesh, now) for each, mesh in (*self._calls.timelines(MAX_TIMELINES_IN_FLIGHT), *newest)
         )
 
     def _meshes(self) -> tuple[MeshStatus, ...]:
@@ -282,6 +298,37 @@ def _counts(mesh: ActorMesh, totals: Collection[CallTotals], in_flight: int) -> 
         in_flight=in_flight,
         compared=sum(len(each.last_ranks) for each in totals),
         stragglers=tuple(heapq.nlargest(MAX_STRAGGLERS, stragglers, key=lambda each: each.seconds)),
+    )
+
+
+def _timeline(timeline: Timeline, mesh: ActorMesh, now: float) -> CallTimeline:
+    """``now`` is a time of ``time.monotonic``."""
+
+    def after(at: float) -> float:
+        return round(at - timeline.started, 6)
+
+    ranks = timeline.ranks
+    raised = {at for at, _ in timeline.raised}
+    replies = sorted({*timeline.last, *timeline.raised}, key=lambda each: -each[1])
+    return CallTimeline(
+        call=timeline.call,
+        mesh=mesh.name,
+        endpoint=timeline.endpoint,
+        age=round(now - timeline.started, 3),
+        seconds=None if timeline.ended is None else after(timeline.ended),
+        failed=timeline.failed,
+        cancelled=timeline.cancelled,
+        total=len(ranks),
+        answered=timeline.answered,
+        first=None if timeline.first is None else after(timeline.first),
+        half=None if timeline.half is None else after(timeline.half),
+        replies=tuple(
+            RankReply(rank=ranks[at], host=mesh.host_of(ranks[at]), seconds=after(arrived), raised=at in raised)
+            for at, arrived in replies
+            if at < len(ranks)  # others are of a rank that was not called
+        ),
+        missing={ranks[at]: mesh.host_of(ranks[at]) for at in timeline.missing},
+        straggler=timeline.compared[0] if timeline.compared is not None and timeline.compared[1] else None,
     )
 
 

@@ -13,12 +13,14 @@ from meshgate.ui.server import Meter, StackRequest
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
+    CallTimeline,
     EndedRanks,
     HostStatus,
     JobStatus,
     MeshStatus,
     OutputPage,
     PrintedLine,
+    RankReply,
     RunOutput,
     RunStatus,
     SessionOutput,
@@ -105,6 +107,25 @@ def printed(number: int, text: str, rank: int = 0, *, end: str = "\n", stream: s
     )
 
 
+def timeline(call: int, *seconds: float, total: int = 0, **facts: Any) -> CallTimeline:
+    """Of a call whose ranks have replied after ``seconds``, in their order. All have, unless ``total`` is higher."""
+    times = sorted(seconds)
+    replies = [RankReply(rank=rank, host=f"workers-{rank // 4}", seconds=each) for rank, each in enumerate(seconds)]
+    known: dict[str, Any] = {
+        "call": call,
+        "mesh": "trainers",
+        "endpoint": "step",
+        "age": 10.0,
+        "seconds": times[-1] if times else None,
+        "total": max(total, len(times)),
+        "answered": len(times),
+        "first": times[0] if times else None,
+        "half": times[(max(total, len(times)) - 1) // 2] if 2 * len(times) >= total else None,
+        "replies": sorted(replies, key=lambda each: -each.seconds)[:16],
+    }
+    return CallTimeline.model_validate(known | facts)
+
+
 class FakeSource:
     apply_id, _running, _ends_when_killed = "0123", None, True
 
@@ -132,6 +153,11 @@ class FakeSource:
         counts = before.model_copy(update=facts)
         actors = actors.model_copy(update={"endpoints": {**actors.endpoints, endpoint: counts}})
         session = session.model_copy(update={"meshes": (procs, actors)})
+        self.reported = self.reported.model_copy(update={"sessions": (session,)})
+
+    def show_timelines(self, *timelines: CallTimeline) -> None:
+        (session,) = self.reported.sessions
+        session = session.model_copy(update={"timelines": timelines})
         self.reported = self.reported.model_copy(update={"sessions": (session,)})
 
     def stack(self, asked: StackRequest) -> str:

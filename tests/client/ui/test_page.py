@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from meshgate.errors import ConnectionFailedError
+from meshgate.ranks import OWN_MESHES
 from meshgate.ui.server import Feed
-from meshgate_wire.status import EndedRanks, Straggler
+from meshgate_wire.status import EndedRanks, RankReply, Straggler
 from tests.client.ui.conftest import serving
-from tests.client.ui.sources import FakeSource, printed
+from tests.client.ui.sources import FakeSource, printed, timeline
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -286,6 +288,112 @@ def test_the_rank_that_others_have_waited_for_is_shown_by_endpoint(open_page: Ca
     playwright.expect(row.locator("td").nth(6)).to_have_text("rank 5 on workers-1: 86% of 50, +812.0 ms")
 
 
+def ranks_of_the_timeline(page: Any) -> list[list[str]]:
+    """Of each row: the rank, what is beside its bar, and which part of the space the bar takes."""
+    found: list[list[str]] = page.locator("#timeline-ranks li").evaluate_all(
+        "rows => rows.map(row => "
+        "[row.firstChild.innerText, row.lastChild.innerText, row.querySelector('i').style.width])"
+    )
+    return found
+
+
+def test_a_call_shows_when_each_rank_replied_and_marks_the_straggler(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    playwright.expect(page.locator("#timelines")).to_have_text("no call has gone to several ranks yet")
+    slow, even = timeline(7, 1.0, 0.8, 1.2, 1.0, 4.0, straggler=4), timeline(8, 0.5, 0.5, age=2.0)
+    own = timeline(9, 1.0, 1.0, mesh=sorted(OWN_MESHES)[0])
+    source.show_timelines(even, own, slow)
+    rows = page.locator("#timelines tbody tr")
+    playwright.expect(rows).to_have_count(2)
+    cells = rows.nth(1).locator("td").all_inner_texts()
+    assert cells[0] == "trainers.step"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", cells[2])
+    assert cells[3:] == ["4.0 s", "5 of 5", "rank 4 on workers-1, +3.0 s", "01234567"]
+    assert rows.nth(0).locator("td").nth(5).inner_text() == "\N{EN DASH}"
+    assert not page.locator("#timeline").is_visible()
+    rows.nth(1).get_by_role("button").press("Enter")
+    assert ranks_of_the_timeline(page) == [
+        ["rank 4 on workers-1", "4.0 s \N{BLACK DIAMOND} straggler", "100%"],
+        ["rank 2 on workers-0", "1.2 s", "30%"],
+        ["rank 0 on workers-0", "1.0 s", "25%"],
+        ["rank 3 on workers-0", "1.0 s", "25%"],
+        ["rank 1 on workers-0", "800.0 ms", "20%"],
+    ]
+    assert page.locator("#timeline-title").inner_text() == f"trainers.step, sent at {cells[2]}: 4.0 s"
+    facts = page.locator("#timeline-facts").inner_text()
+    assert facts.startswith("5 of 5 ranks replied, the first after 800.0 ms, half of all after 1.0 s (the line).")
+    bars = page.locator("#timeline-ranks .bar")
+    full, quarter = (bars.nth(at).locator("i").bounding_box()["width"] for at in (0, 2))
+    assert quarter == pytest.approx(full / 4, abs=1)
+    assert page.locator("#timeline-ranks").evaluate("ranks => ranks.style.getPropertyValue('--half')") == "25%"
+    source.show_timelines(even)
+    playwright.expect(rows).to_have_count(1)
+    assert len(ranks_of_the_timeline(page)) == 5  # it stays when the gateway no longer reports it
+    source.show_timelines(even, slow)
+    pressed = page.locator("#timelines button[aria-pressed=true]")
+    playwright.expect(pressed).to_have_count(1)
+    pressed.click()
+    assert not page.locator("#timeline").is_visible()
+
+
+def test_a_call_in_flight_names_the_ranks_that_are_missing_until_they_reply(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    missing = {3: "workers-0", 4: "workers-1"}
+    running = timeline(7, 1.0, 2.0, total=4, age=8.0, seconds=None, missing=missing)
+    source.show_timelines(running, timeline(6, 1.0, 1.0, age=4.0))
+    row = page.locator("#timelines tbody tr").first
+    playwright.expect(row).to_contain_text("2 of 4")
+    assert row.locator("td").nth(3).inner_text() == "runs"
+    row.get_by_role("button").click()
+    assert ranks_of_the_timeline(page) == [
+        ["rank 3 on workers-0", "no reply yet", "100%"],
+        ["rank 4 on workers-1", "no reply yet", "100%"],
+        ["rank 1 on workers-0", "2.0 s", "25%"],
+        ["rank 0 on workers-0", "1.0 s", "12.5%"],
+    ]
+    times = {"age": 17.0, "seconds": 16.0, "missing": {3: "workers-0"}, "failed": True}
+    source.show_timelines(timeline(7, 1.0, 2.0, total=4, **times))
+    playwright.expect(row).to_contain_text("16.0 s, failed")
+    assert ranks_of_the_timeline(page)[0] == ["rank 3 on workers-0", "no reply", "100%"]
+    assert ranks_of_the_timeline(page)[1] == ["rank 1 on workers-0", "2.0 s", "12.5%"]
+    assert page.locator("#timeline-more").inner_text() == "and 1 more without a reply"
+
+
+def test_the_errors_of_ranks_are_marked_in_a_timeline(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    replies = [RankReply(rank=1, seconds=2.0), RankReply(rank=0, host="workers-0", seconds=1.0, raised=True)]
+    source.show_timelines(
+        timeline(7, 1.0, 2.0, replies=replies, failed=True),
+        timeline(6, 1.0, 2.0, cancelled=True, age=20.0),
+        timeline(5, 1.0, total=2, seconds=None, cancelled=True),
+    )
+    took = page.locator("#timelines tbody td:nth-child(4)")
+    playwright.expect(took).to_have_text(["cancelled, runs", "2.0 s, failed", "2.0 s, cancelled"])
+    page.locator("#timelines button").nth(1).click()
+    assert [text for _, text, _ in ranks_of_the_timeline(page)] == ["2.0 s", "1.0 s ✕ raised"]
+
+
+def test_a_timeline_of_a_thousand_ranks_fits_on_a_phone(open_page: Callable[..., Any]) -> None:
+    source = FakeSource(hosts=3, gpus=4)
+    page = open_page(source, viewport={"width": 390, "height": 800})
+    seconds = [1.0 + rank / 1024 for rank in range(1000)]
+    missing = dict.fromkeys(range(1000, 1016), "a-host-with-a-long-name-in-a-cluster-0123456789")
+    source.show_timelines(timeline(7, *seconds, total=1024, missing=missing, age=60.0, seconds=None))
+    page.locator("#timelines button").click()
+    assert len(ranks_of_the_timeline(page)) == 32
+    assert (
+        page.locator("#timeline-more").inner_text() == "and 8 more without a reply, and 984 more that replied earlier"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    bar = page.locator("#timeline-ranks .bar").first.bounding_box()
+    assert bar["width"] > 300
+    assert bar["x"] + bar["width"] < 390
+    assert page.locator("#timelines button").bounding_box()["x"] < 300  # without scrolling
+
+
 def test_what_a_busy_rank_runs_is_shown_on_request(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     page = open_page(source)
@@ -424,6 +532,10 @@ def test_axe_finds_nothing_that_keeps_people_out(
     source.end_ranks(0, EndedRanks(ranks=((2, 2),), reason="stopped by the program", stopped=True))
     source.lines = [printed(1, "loss 1", 0), printed(2, "warning", 1, stream="stderr")]
     page = open_page(source, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    replies = [RankReply(rank=1, seconds=2.0, raised=True), RankReply(rank=0, seconds=1.0)]
+    late = timeline(7, 1.0, 1.0, 3.0, straggler=2)
+    source.show_timelines(timeline(8, 1.0, 2.0, total=3, seconds=None, missing={2: "workers-0"}, replies=replies), late)
+    page.locator("#timelines button").nth(int(width == 390)).click()
     source.used = [("procs", rank, 99.0, 10**9, None, None) for rank in range(8)]
     page.get_by_role("button", name="Measure").click()
     page.wait_for_selector("#use :text('99%')")

@@ -11,9 +11,9 @@ import pytest
 from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
-from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh, ProcMesh, Timeline
 from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
-from meshgate_wire.status import CallCounts, EngineStatus, Straggler
+from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
 from tests.gateway.engine.fakes import async_test, until
 from tests.gateway.engine.in_memory import EngineClient
 
@@ -190,6 +190,64 @@ async def test_the_times_of_the_first_and_the_last_end_are_known() -> None:
     assert group.last_age is not None
     assert 500 <= group.age < 600
     assert group.age - group.last_age == pytest.approx(400, abs=1)
+    await client.end()
+
+
+@async_test
+async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_the_newest() -> None:
+    client = EngineClient()
+    actors = client.spawn_all(gpus=2)
+    client.send(Call(call=1, target=MeshRef(object=actors), endpoint="step", adverb="call"), b"", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    (mesh,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    client.monarch.ports[0].put(b"value", 3)
+    await client.until(lambda: client.engine.inspection.status().calls[0].answered == 1)
+    (running,) = client.engine.inspection.status().timelines
+    assert (running.mesh, running.endpoint, running.call, running.seconds) == ("actors", "step", 1, None)
+    assert (running.total, running.answered, running.half, running.straggler) == (4, 1, None, None)
+    assert running.missing == {0: "workers-0", 1: "workers-0", 2: "workers-1"}
+    assert [(each.rank, each.host, each.raised) for each in running.replies] == [(3, "workers-1", False)]
+    assert running.first == running.replies[0].seconds
+    assert 0 <= running.replies[0].seconds <= running.age + 0.001  # which is rounded
+
+    def ended(call: int, started: float, late: float) -> Timeline:
+        return Timeline(
+            call=call,
+            endpoint="step",
+            ranks=(3, 1, 0),
+            started=started,
+            ended=started + 3.5,
+            failed=True,
+            cancelled=False,
+            answered=4,
+            first=started + 1.0,
+            half=started + 2.0,
+            last=((9, started + 3.1), (0, started + 3.0), (1, started + 2.0)),  # the first is a rank not called
+            raised=((2, started + 1.0), (1, started + 2.0)),
+            missing=(),
+            compared=(3, late),
+        )
+
+    now = time.monotonic()
+    mesh.totals_of("step").timelines.extend(ended(number, now - 100 + number, 0.0) for number in range(2, 20))
+    mesh.totals_of("save").timelines.append(ended(20, now - 200, 1.0))
+    timelines = client.engine.inspection.status().timelines
+    assert [each.call for each in timelines] == [1, *range(19, 11, -1), 20]
+    assert (timelines[1].straggler, timelines[-1].straggler) == (None, 3)
+    assert timelines[-1].seconds == 3.5
+    assert timelines[-1].age >= 200
+    assert timelines[-1].replies == (
+        RankReply(rank=3, host="workers-1", seconds=3.0),
+        RankReply(rank=1, host="workers-0", seconds=2.0, raised=True),
+        RankReply(rank=0, host="workers-0", seconds=1.0, raised=True),
+    )
+    for number in range(8):
+        mesh.totals_of(f"other{number}").timelines.extend(ended(each, now + each, 0.0) for each in range(8))
+    timelines = client.engine.inspection.status().timelines
+    assert [each.call for each in timelines] == [1, *sorted([6, 7] * 8, reverse=True)]
+    for rank in range(3):
+        client.monarch.ports[0].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
     await client.end()
 
 

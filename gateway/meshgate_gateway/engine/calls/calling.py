@@ -26,7 +26,7 @@ from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
-from meshgate_gateway.engine.objects.records import ActorMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, Timeline
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import Adopted, Call, CancelCall, Failed, Failure, Fault, Progress, stream_of, waiting_ranks
@@ -443,8 +443,11 @@ class Calling:
                 totals.ended += 1
                 totals.failed += failed
                 totals.seconds += seconds
-                if pending.half_at and (last := pending.last_rank(now)) is not None:  # of several ranks
-                    totals.last_ranks.append(last)
+                if pending.expected > 1:
+                    timeline = pending.timeline(now, failed=failed)
+                    totals.timelines.append(timeline)
+                    if timeline.compared is not None:
+                        totals.last_ranks.append(timeline.compared)
             if self._memory.promised:
                 self._memory.call_ended()  # replies that come late are dropped
             if pending.on_end is not None:
@@ -492,6 +495,11 @@ class Calling:
         now = time.monotonic()
         oldest = islice(self._pending.values(), limit)  # in the order of their start
         return [status_of(pending, mesh, now) for pending, mesh, _ in oldest], len(self._pending)
+
+    def timelines(self, limit: int) -> list[tuple[Timeline, ActorMesh]]:
+        """Of the oldest calls to several ranks in flight."""
+        several = ((pending, mesh) for pending, mesh, _ in self._pending.values() if pending.expected > 1)
+        return [(pending.timeline(), mesh) for pending, mesh in islice(several, limit)]
 
     def in_flight(self) -> Counter[tuple[int, str]]:
         """The number of calls in flight by the id of their mesh's record, and their endpoint."""

@@ -13,19 +13,20 @@ import enum
 import hashlib
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from meshgate_gateway.engine.monarch.interface import Reply
-from meshgate_gateway.engine.objects.records import CallTotals
+from meshgate_gateway.engine.objects.records import CallTotals, Timeline
 from meshgate_wire.message_codec import with_call_number
 from meshgate_wire.messages import Adopted, Call, CallProgress, ErrorGroup, Failed, Failure, Header, Item, Values
 
 GATHER_FAILURES = 0.25  # seconds between a call's first failure and its answer
 MAX_RANKS_NAMED = 64
 MAX_DISTINCT_ERRORS = 16
+MAX_TIMED = 16  # replies, and ranks without one, in a timeline
 LATE_SECONDS = 0.01  # after half of the ranks have replied; less may be the network's delay
 LATE_SHARE = 0.1  # of the time that the call took
 _PLAIN_VALUES = Values(call=0)
@@ -136,8 +137,9 @@ class PendingCall:
     on_end: Callable[[Response | None], None] | None = None  # called with the answer, when the call has ended
     started: float = field(default_factory=time.monotonic)
     reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
-    half_at: float = 0.0  # when half of several ranks had replied, on the clock of ``started``
+    times: list[float] = field(default_factory=list)  # of several ranks: when each of ``replies`` arrived
     last_at: float = 0.0  # when the last reply arrived, if it has waited for what the ranks have printed
+    cancelled: bool = False
 
     def apply(self, event: CallEvent) -> None:
         """Raises InvalidTransition."""
@@ -153,6 +155,7 @@ class PendingCall:
         missing, stream = self.expected - len(self.replies), self.adverb == "stream"
         assert self.failed <= self.replies.keys(), (self.failed, self.replies.keys())
         assert self.objects.keys() <= self.replies.keys()
+        assert len(self.times) == (len(self.replies) if self.expected > 1 else 0)
         assert self.state is _S.ENDED or missing > 0, (self.state, missing)
         assert self.state is not _S.OPEN or stream or not self.failed, self.failed
         assert self.state is not _S.CANCELLED or not self.objects
@@ -169,25 +172,26 @@ class PendingCall:
         if self.state is _S.ENDED or position in self.replies:
             return None  # an endpoint with an explicit port may send more than one
         self.replies[position] = reply
+        expected = self.expected
+        if expected > 1:
+            self.times.append(self.last_at or time.monotonic())
         if references.objects:
             self.objects[position] = references
         if reply.exception:
             self.failed.add(position)
         if self.state is _S.CANCELLED:
             self.replies[position] = reply._replace(data=b"")
-            if len(self.replies) >= self.expected:
+            if len(self.replies) >= expected:
                 self.apply(_E.ANSWERED)
             return None
-        if not self.half_at and 2 * len(self.replies) >= self.expected > 1:
-            self.half_at = time.monotonic()
         if self.adverb == "stream":
-            if last := len(self.replies) >= self.expected:
+            if last := len(self.replies) >= expected:
                 self.apply(_E.ANSWERED)
             if reply.exception:
                 failed = Failed(call=self.call, rank=position, failure=self._actor_failure([position]))
                 return Response(failed, (reply.data,), last=last)
             return Response(Item(call=self.call, rank=position, objects=references), (reply.data,), last=last)
-        if len(self.replies) >= self.expected:
+        if len(self.replies) >= expected:
             return self.finish()
         if reply.exception:
             self.apply(_E.RAISED)
@@ -211,23 +215,56 @@ class PendingCall:
             self.on_success()
         return Response(header, tuple(map(_data_of, map(self.replies.__getitem__, positions))))
 
-    def last_rank(self, now: float) -> tuple[int, float] | None:
+    @property
+    def half_at(self) -> float | None:
+        """When half of several ranks had replied; None: they have not."""
+        half = (self.expected + 1) // 2
+        return self.times[half - 1] if len(self.times) >= half else None
+
+    def last_rank(self) -> tuple[int, float] | None:
         """Of a call to several ranks that all have returned: the base rank that replied last, and how many seconds
         after half of the ranks; 0 if that is too little to tell anything."""
-        last = next(reversed(self.replies), len(self.ranks))
-        if not self.half_at or self.failed or len(self.replies) < self.expected or last >= len(self.ranks):
-            return None  # the last of these is a reply of a rank that was not called
-        now = self.last_at or now
-        late = now - self.half_at
-        enough = max(LATE_SECONDS, LATE_SHARE * (now - self.started))
+        half = self.half_at
+        if half is None or self.failed or self.cancelled or len(self.replies) < self.expected:
+            return None  # ranks that cannot be interrupted are not late
+        last = next(reversed(self.replies))
+        if last >= len(self.ranks):
+            return None  # a reply of a rank that was not called
+        late = self.times[-1] - half
+        enough = max(LATE_SECONDS, LATE_SHARE * (self.times[-1] - self.started))
         return self.ranks[last], late if late > enough else 0.0
+
+    def timeline(self, ended: float | None = None, *, failed: bool = False) -> Timeline:
+        """Of a call to several ranks. ``ended``: when it has, and ``failed`` whether with a failure; None: not yet."""
+        raised: Iterable[tuple[int, float]] = ()
+        if self.failed:
+            raised = (each for each in zip(self.replies, self.times, strict=True) if each[0] in self.failed)
+        missing: Iterable[int] = ()
+        if len(self.replies) < self.expected:
+            missing = (at for at in range(len(self.ranks)) if at not in self.replies)
+        return Timeline(
+            self.call,
+            self.endpoint,
+            self.ranks,
+            self.started,
+            ended,
+            failed,
+            self.cancelled,
+            len(self.replies),
+            self.times[0] if self.times else None,
+            self.half_at,
+            tuple(islice(zip(reversed(self.replies), reversed(self.times), strict=True), MAX_TIMED)),
+            tuple(islice(raised, MAX_TIMED)),
+            tuple(islice(missing, MAX_TIMED)),
+            self.last_rank(),
+        )
 
     def cancel(self) -> Response | None:
         """The program wants no result any more. Returns the answer, unless it has another one."""
         if _E.CANCELLED not in TRANSITIONS[self.state]:
             return None
         self.apply(_E.CANCELLED)
-        self.half_at = 0.0  # ranks that cannot be interrupted are not late
+        self.cancelled = True
         self.objects.clear()
         waiting = self.waiting() if self.chosen is None else {}
         failure = Failure(

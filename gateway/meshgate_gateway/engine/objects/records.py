@@ -17,6 +17,7 @@ MAX_SLICES = 512  # per mesh
 MAX_ENDPOINTS = 64  # of a mesh whose calls are counted by endpoint
 OTHER_ENDPOINTS = "…"
 MAX_COMPARED = 100  # calls of an endpoint of which is known which rank replied last
+MAX_TIMELINES = 8  # calls of an endpoint of which is known when ranks replied
 FORGETTING = 0.75  # of the time that a call is expected to take, with each later call
 
 S = TypeVar("S")
@@ -247,6 +248,28 @@ class ProcMesh:
         return self.host_names[rank // per_host] if per_host and rank // per_host < len(self.host_names) else ""
 
 
+class Timeline(NamedTuple):
+    """When ranks have replied to a call to several, on the clock of ``time.monotonic``. It has only the replies that
+    tell the most, so that a call to many ranks needs no more memory than one to a few."""
+
+    call: int
+    endpoint: str
+    ranks: Sequence[int]  # base ranks; what follows has positions in these
+    started: float
+    ended: float | None  # None: it is in flight
+    failed: bool
+    cancelled: bool
+    answered: int
+    first: float | None  # when the first rank had replied; None: none has
+    half: float | None  # when half of the ranks had
+    last: tuple[tuple[int, float], ...]  # the ranks that replied last, the last one first
+    raised: tuple[tuple[int, float], ...]  # the first ranks that raised
+    missing: tuple[int, ...]  # the first ranks without a reply
+    compared: (
+        tuple[int, float] | None
+    )  # if all have returned: the base rank that replied last, and how many seconds late
+
+
 @dataclass(slots=True, eq=False)
 class CallTotals:
     """The calls of an endpoint that have ended, and the seconds that they took together."""
@@ -258,6 +281,7 @@ class CallTotals:
     expected: float | None = None  # seconds that a call is expected to run; None: unknown
     last_ranks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_COMPARED))
     """Of the last calls to several ranks: the base rank that replied last, and how many seconds late."""
+    timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=MAX_TIMELINES))
 
     def took(self, seconds: float) -> None:
         """A call has run for ``seconds``. What is expected is an average, in which the last calls count most."""

@@ -513,6 +513,8 @@ async def test_each_call_is_counted_once_with_its_outcome() -> None:
     assert called.ended == [False, True, True, True]
     totals = called.actors.totals["step"]
     assert (totals.ended, totals.failed) == (4, 3)
+    timelines = [(each.call, each.failed, each.answered) for each in totals.timelines]
+    assert timelines == [(1, False, 2), (2, True, 2), (3, True, 0)]  # the fourth was not sent
     assert called.casts == 0
     await cancel_receives()
 
@@ -535,13 +537,36 @@ async def test_a_number_of_an_open_call_is_refused() -> None:
 async def test_the_last_rank_of_each_call_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     called = Called()
     late = iter([0.0, 0.5])
-    monkeypatch.setattr(PendingCall, "last_rank", lambda self, now: (self.ranks[-1], next(late)))
+    monkeypatch.setattr(PendingCall, "last_rank", lambda self: (self.ranks[-1], next(late)))
     for number in (1, 2):
         called.call(number)
         called.reply(0)
         called.reply(1)
         await until(lambda: not called.calling._pending)
-    assert [*called.actors.totals["step"].last_ranks] == [(1, 0.0), (1, 0.5)]
+    step = called.actors.totals["step"]
+    assert [*step.last_ranks] == [(1, 0.0), (1, 0.5)]
+    assert [(each.call, each.compared) for each in step.timelines] == [(1, (1, 0.0)), (2, (1, 0.5))]
+    await cancel_receives()
+
+
+@async_test
+async def test_calls_to_several_ranks_have_timelines_while_they_run_and_when_they_have_ended() -> None:
+    called = Called()
+    called.call(1, "choose")
+    called.call(2)
+    called.call(3)
+    ((running, mesh),) = called.calling.timelines(1)
+    assert (running.call, running.ended, running.answered, mesh) == (2, None, 0, called.actors)
+    assert [each.call for each, _ in called.calling.timelines(8)] == [2, 3]
+    called.monarch.ports[0].put(b"value", 0)
+    for port in called.monarch.ports[1:]:
+        for rank in range(2):
+            port.put(b"value", rank)
+    await until(lambda: not called.calling._pending)
+    assert called.calling.timelines(8) == []
+    step = called.actors.totals["step"]
+    assert sorted(each.call for each in step.timelines) == [2, 3]
+    assert all(each.ended is not None and each.ended >= each.last[0][1] for each in step.timelines)
     await cancel_receives()
 
 

@@ -238,11 +238,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_rank_that_replies_last_is_late_by_what_half_of_the_ranks_have_waited(clock: Clock) -> None:
     call = clock.call((0, 1.0), (3, 1.1), (2, 1.2), (1, 3.0))
-    assert call.last_rank(clock.now) == (5, pytest.approx(1.9))
+    assert call.last_rank() == (5, pytest.approx(1.9))
     pair = clock.call((1, 1.0), (0, 2.0), ranks=(8, 9))
-    assert pair.last_rank(clock.now) == (8, pytest.approx(1.0))
+    assert pair.last_rank() == (8, pytest.approx(1.0))
     stream = clock.call((0, 1.0), (1, 2.0), adverb="stream", ranks=(8, 9))
-    assert stream.last_rank(clock.now) == (9, pytest.approx(1.0))
+    assert stream.last_rank() == (9, pytest.approx(1.0))
 
 
 def test_a_rank_is_not_late_by_what_its_reply_has_waited_for_output(clock: Clock) -> None:
@@ -251,32 +251,88 @@ def test_a_rank_is_not_late_by_what_its_reply_has_waited_for_output(clock: Clock
     call.apply(CallEvent.LAST_ARRIVED)
     clock.now += 5.0
     call.add_reply(reply(1), NOTHING)
-    assert call.last_rank(clock.now) == (9, pytest.approx(1.0))
+    assert call.last_rank() == (9, pytest.approx(1.0))
 
 
 def test_a_rank_that_replies_a_little_later_is_not_late(clock: Clock) -> None:
-    assert clock.call((0, 0.001), (1, 0.010), ranks=(8, 9)).last_rank(clock.now) == (9, 0.0)  # below 10 ms
-    assert clock.call((0, 0.001), (1, 0.012), ranks=(8, 9)).last_rank(clock.now) == (9, pytest.approx(0.011))
-    assert clock.call((0, 2.0), (1, 2.2), ranks=(8, 9)).last_rank(clock.now) == (9, 0.0)  # below a tenth
-    assert clock.call((0, 2.0), (1, 2.3), ranks=(8, 9)).last_rank(clock.now) == (9, pytest.approx(0.3))
+    assert clock.call((0, 0.001), (1, 0.010), ranks=(8, 9)).last_rank() == (9, 0.0)  # below 10 ms
+    assert clock.call((0, 0.001), (1, 0.012), ranks=(8, 9)).last_rank() == (9, pytest.approx(0.011))
+    assert clock.call((0, 2.0), (1, 2.2), ranks=(8, 9)).last_rank() == (9, 0.0)  # below a tenth
+    assert clock.call((0, 2.0), (1, 2.3), ranks=(8, 9)).last_rank() == (9, pytest.approx(0.3))
 
 
 def test_calls_to_one_rank_and_calls_that_did_not_return_are_not_compared(clock: Clock) -> None:
-    assert clock.call((0, 1.0), ranks=(8,)).last_rank(clock.now) is None
+    assert clock.call((0, 1.0), ranks=(8,)).last_rank() is None
     chosen = pending("choose", chosen=2)
     chosen.add_reply(reply(0), NOTHING)
-    assert chosen.last_rank(clock.now) is None
+    assert chosen.last_rank() is None
     foreign = clock.call((0, 1.0), (7, 2.0), ranks=(8, 9))
-    assert foreign.last_rank(clock.now) is None
+    assert foreign.last_rank() is None
     missing = clock.call((0, 1.0), (1, 1.0), (2, 1.0))
-    assert missing.last_rank(clock.now) is None
+    assert missing.last_rank() is None
     missing.add_reply(reply(3, exception=True), NOTHING)
-    assert missing.last_rank(clock.now) is None
+    assert missing.last_rank() is None
     cancelled = clock.call((0, 1.0), (1, 1.0), (2, 1.0))
     cancelled.cancel()
     clock.now += 5
     cancelled.add_reply(reply(3), NOTHING)
-    assert cancelled.last_rank(clock.now) is None
+    assert cancelled.last_rank() is None
+
+
+# --- timelines
+
+
+def test_a_timeline_has_the_reply_of_each_rank_the_last_one_first(clock: Clock) -> None:
+    call = clock.call((0, 1.0), (3, 1.1), (2, 1.2), (1, 3.0))
+    timeline = call.timeline(clock.now)
+    start = timeline.started
+    assert timeline.last == ((1, start + 3.0), (2, start + 1.2), (3, start + 1.1), (0, start + 1.0))
+    assert timeline.ranks == (4, 5, 6, 7)
+    assert (timeline.first, timeline.half, timeline.ended) == (start + 1.0, start + 1.1, start + 3.0)
+    assert timeline.compared == (5, pytest.approx(1.9))
+    assert (timeline.answered, timeline.raised, timeline.missing) == (4, (), ())
+    assert (timeline.failed, timeline.cancelled) == (False, False)
+
+
+def test_a_timeline_of_a_call_in_flight_names_the_ranks_without_a_reply(clock: Clock) -> None:
+    none = clock.call().timeline()
+    assert (none.first, none.half, none.last, none.missing) == (None, None, (), (0, 1, 2, 3))
+    one = clock.call((2, 1.0)).timeline()
+    assert (one.ended, one.half, one.compared) == (None, None, None)
+    assert (one.first, one.last, one.missing) == (one.started + 1.0, ((2, one.started + 1.0),), (0, 1, 3))
+
+
+def test_a_timeline_of_many_ranks_has_the_last_ones_and_those_that_raised(clock: Clock) -> None:
+    call = clock.call(ranks=tuple(range(1000, 2024)))
+    for position in range(1000):
+        clock.now += 1.0
+        call.add_reply(reply(position, exception=position % 10 == 0), NOTHING)
+    timeline = call.timeline(clock.now, failed=True)
+    assert [at for at, _ in timeline.last] == list(range(999, 983, -1))
+    assert timeline.raised == tuple((at, call.started + 1.0 + at) for at in range(0, 160, 10))
+    assert timeline.missing == tuple(range(1000, 1016))
+    assert (timeline.answered, timeline.failed) == (1000, True)
+    assert timeline.half == call.started + 512.0
+
+
+def test_a_timeline_leaves_out_what_a_reply_has_waited_for_output(clock: Clock) -> None:
+    call = clock.call((0, 1.0), ranks=(8, 9))
+    clock.now += 1.0
+    call.apply(CallEvent.LAST_ARRIVED)
+    clock.now += 5.0
+    call.add_reply(reply(1), NOTHING)
+    assert call.timeline(clock.now).last == ((1, call.started + 2.0), (0, call.started + 1.0))
+
+
+def test_a_timeline_of_a_cancelled_call_has_the_replies_that_free_its_ranks(clock: Clock) -> None:
+    call = clock.call((0, 1.0), ranks=(8, 9))
+    call.cancel()
+    clock.now += 2.0
+    call.add_reply(reply(1), NOTHING)
+    timeline = call.timeline(clock.now)
+    assert timeline.cancelled
+    assert timeline.last == ((1, call.started + 3.0), (0, call.started + 1.0))
+    assert timeline.compared is None
 
 
 def arrives(call: PendingCall) -> bool:
