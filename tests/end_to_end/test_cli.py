@@ -80,9 +80,16 @@ def test_why_names_the_rank_that_others_have_waited_for(
         time.sleep(time.monotonic() - started)  # so that it is late, however slow this machine is
         (tmp_path / str(number)).touch()
         call.get(timeout=60)
-    late = [each for each in json.loads(meshgate("why"))["stragglers"] if each["mesh"] == "compared_workers"]
+    shown = json.loads(meshgate("why", "--timelines"))
+    late = [each for each in shown["stragglers"] if each["mesh"] == "compared_workers"]
     assert [(each["endpoint"], each["rank"], each["host"]) for each in late] == [("wait_on", 2, "workers-1")]
     assert (late[0]["calls"], late[0]["compared"]) == (4, 4)
+    recent = [each["timeline"] for each in shown["recent"] if each["timeline"]["mesh"] == "compared_workers"]
+    assert [(each["answered"], each["straggler"], each["missing"]) for each in recent] == [(4, 2, {})] * 4
+    for each in recent:
+        last, *others = each["replies"]
+        assert (last["rank"], last["host"], {reply["rank"] for reply in others}) == (2, "workers-1", {0, 1, 3})
+        assert each["half"] < last["seconds"] <= each["seconds"] <= each["age"] + 0.001  # which is rounded
     procs.stop().get()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -43,11 +43,13 @@ from meshgate.cli.models import (
 )
 from meshgate.cli.status import call_text, late_ranks, waiting_text
 from meshgate.jobs.find import find_job
+from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.stacks import ProcessStacks, Stacks, places_text
 from meshgate_wire.messages import waiting_ranks
-from meshgate_wire.status import CallStatus, JobStatus, MeshStatus
+from meshgate_wire.status import CallStatus, CallTimeline, JobStatus, MeshStatus
 
 RANKS_EXPLAINED = 4
+BAR = 24  # characters of the bar of a rank
 FEWEST_COMPARED = 4  # calls that say something about which rank is late
 Rank = Annotated[int, typer.Option("--rank", help="The host, by its rank in the host mesh.")]
 
@@ -107,12 +109,20 @@ class CallReport(Result):
     processes: list[ProcessReport]
 
 
+class RecentCall(Result):
+    """A call to several ranks, in flight or not, and when they replied."""
+
+    session: str
+    timeline: CallTimeline
+
+
 class Why(Result):
     """``meshgate why``"""
 
     calls: list[CallReport] = Field(description="the oldest first")
     stragglers: list[LateRank] = Field(default=[], description="those that are late too often to be so by chance")
     kept: dict[str, int] = Field(default={}, description=KEPT)
+    recent: list[RecentCall] = Field(default=[], description="with --timelines; those in flight, then the newest first")
 
 
 def run_command(
@@ -226,23 +236,45 @@ def show_stacks(
     emit(_groups(stacks), as_json, lambda console: console.print(text or "no processes", markup=False))
 
 
-def explain(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
+def explain(
+    job: Job = None,
+    timelines: Annotated[
+        bool, typer.Option("--timelines", help="Also show when each rank replied in recent calls.")
+    ] = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
     """Show calls in flight, and what they wait for.
 
     With the stacks of the first ranks that have not answered.
     """
     found = find_job(job, namespace)
     status = found.status()
-    if not any(session.calls for session in status.sessions):
-        idle = why(status, ())
-        emit(idle, as_json, lambda console: _show(idle, console))
-        return
-    found._state()
-    result = why(status, found.stacks())
+    stacks: Iterable[ProcessStacks] = ()
+    if any(session.calls for session in status.sessions):
+        found._state()
+        stacks = found.stacks()
+    result = why(status, stacks, timelines=timelines)
     emit(result, as_json, lambda console: _show(result, console))
 
 
-def why(status: JobStatus, stacks: Iterable[ProcessStacks]) -> Why:
+def _recent_calls(status: JobStatus) -> list[RecentCall]:
+    """Those in flight, the oldest first, and then those that have ended, the newest first."""
+
+    def order(recent: RecentCall) -> tuple[bool, float]:
+        ended, age = recent.timeline.seconds is not None, recent.timeline.age
+        return ended, age if ended else -age
+
+    calls = [
+        RecentCall(session=session.session, timeline=timeline)
+        for session in status.sessions
+        for timeline in session.timelines
+        if timeline.mesh not in OWN_MESHES
+    ]
+    return sorted(calls, key=order)
+
+
+def why(status: JobStatus, stacks: Iterable[ProcessStacks], *, timelines: bool = False) -> Why:
     """The calls in flight, the oldest first, each with what the first ranks run that have not answered."""
     calls = [(session.session, call) for session in status.sessions for call in session.calls]
     calls.sort(key=lambda each: -each[1].age)
@@ -256,6 +288,7 @@ def why(status: JobStatus, stacks: Iterable[ProcessStacks]) -> Why:
             if late.compared >= FEWEST_COMPARED and late.calls >= _often(mesh) * late.compared
         ],
         kept=kept_bytes(status),
+        recent=_recent_calls(status) if timelines else [],
     )
 
 
@@ -316,6 +349,35 @@ def _show(result: Why, console: Console) -> None:
         console.print(f"{where}: {often}, {after}", markup=False)
     if result.kept:
         console.print(f"values that stay in processes: {kept_text(result.kept)}", markup=False)
+    several = len({recent.session for recent in result.recent}) > 1
+    for recent in result.recent:
+        console.print()
+        title = f"session {recent.session[:8]}: " if several else ""
+        for line in _timeline_lines(recent.timeline):
+            console.print(title + line, markup=False)
+            title = ""
+
+
+def _timeline_lines(call: CallTimeline) -> Iterator[str]:
+    outcome = "in flight" if call.seconds is None else f"took {duration_text(call.seconds)}"
+    outcome += ", cancelled" if call.cancelled else ", failed" if call.failed else ""
+    half = f", half of them after {duration_text(call.half)}" if call.half is not None else ""
+    answered = f"{call.answered} of {call.total} ranks replied{half}"
+    yield f"{call.mesh}.{call.endpoint}, called {age_text(call.age)} ago, {outcome}: {answered}"
+    most = max(call.age if call.seconds is None else call.seconds, 1e-6)
+    rows = [(rank, host, most, "no reply") for rank, host in call.missing.items()]
+    for reply in call.replies:
+        marks = [" raised"] * reply.raised + [" straggler"] * (reply.rank == call.straggler)
+        rows.append((reply.rank, reply.host, reply.seconds, duration_text(reply.seconds) + "".join(marks)))
+    places = [waiting_ranks({rank: host}, 1) for rank, host, *_ in rows]
+    width = max(map(len, places), default=0)
+    for place, (*_, seconds, text) in zip(places, rows, strict=True):
+        bar = ("·" if text == "no reply" else "█") * max(1, round(BAR * min(1, seconds / most)))
+        yield f"  {place:{width}}  {bar:{BAR}}  {text}"
+    if (more := call.total - call.answered - len(call.missing)) > 0:
+        yield f"  and {more} more without a reply"
+    if (more := call.answered - len(call.replies)) > 0:
+        yield f"  and {more} more that replied earlier"
 
 
 def parse_variables(settings: list[str] | None) -> dict[str, str]:

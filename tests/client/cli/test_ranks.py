@@ -13,10 +13,12 @@ from meshgate.cli import ranks
 from meshgate.cli.app import app
 from meshgate.cli.ranks import why
 from meshgate.code_sync.push import SyncReport
+from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.exec import CommandResult, Executed
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread
 from meshgate.transfer.download import Pulled
-from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus, Straggler
+from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, RankReply, SessionStatus, Straggler
+from tests.client.ui.sources import timeline
 
 STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
 
@@ -164,6 +166,53 @@ def test_why_names_ranks_that_are_often_late(run: CliRunner, job: Job) -> None:
     late, _ = json.loads(run.invoke(app, ["why", "--json"]).output)["stragglers"]
     assert (late["rank"], late["calls"], late["compared"]) == (5, 43, 100)
     assert late["seconds"] == pytest.approx(0.812)
+
+
+def test_why_shows_when_ranks_replied_in_recent_calls_on_request(run: CliRunner, job: Job) -> None:
+    late = timeline(7, 1.0, 0.8, 1.2, 4.0, straggler=3, age=60.0)
+    raised = (RankReply(rank=1, seconds=2.0, raised=True), RankReply(rank=0, host="workers-0", seconds=0.5))
+    failed = timeline(8, 0.5, 2.0, replies=raised, failed=True, age=8.0, mesh="others")
+    facts = {"answered": 1000, "half": 2.0, "missing": {9: "workers-1"}, "seconds": None, "cancelled": True}
+    running = timeline(9, 2.0, 2.0, total=1024, age=8.0, **facts)
+    own = timeline(10, 1.0, 1.0, mesh=sorted(OWN_MESHES)[0])
+    empty = timeline(11, total=2, seconds=None, age=0.0, missing={0: "", 1: ""})
+    job.found = status()
+    (session,) = job.found.sessions
+    sessions = (session.model_copy(update={"timelines": (empty, running, failed, own, late)}),)
+    job.found = job.found.model_copy(update={"sessions": sessions})
+    lines = run.invoke(app, ["why", "--timelines"]).output.splitlines()
+    bar = "\N{FULL BLOCK}"
+    dots = "\N{MIDDLE DOT}" * 24
+    assert lines == [
+        "no call is in flight",
+        "",
+        "trainers.step, called 8s ago, in flight, cancelled: 1000 of 1024 ranks replied, half of them after 2.0s",
+        f"  rank 9 on workers-1  {dots}  no reply",
+        f"  rank 0 on workers-0  {bar * 6:24}  2.0s",
+        f"  rank 1 on workers-0  {bar * 6:24}  2.0s",
+        "  and 23 more without a reply",
+        "  and 998 more that replied earlier",
+        "",
+        "trainers.step, called 0s ago, in flight: 0 of 2 ranks replied",
+        f"  rank 0  {dots}  no reply",
+        f"  rank 1  {dots}  no reply",
+        "",
+        "others.step, called 8s ago, took 2.0s, failed: 2 of 2 ranks replied, half of them after 500.0ms",
+        f"  rank 1               {bar * 24}  2.0s raised",
+        f"  rank 0 on workers-0  {bar * 6:24}  500.0ms",
+        "",
+        "trainers.step, called 1m ago, took 4.0s: 4 of 4 ranks replied, half of them after 1.0s",
+        f"  rank 3 on workers-0  {bar * 24}  4.0s straggler",
+        f"  rank 2 on workers-0  {bar * 7:24}  1.2s",
+        f"  rank 0 on workers-0  {bar * 6:24}  1.0s",
+        f"  rank 1 on workers-0  {bar * 5:24}  800.0ms",
+    ]
+    other = session.model_copy(update={"session": "other session", "timelines": (late,)})
+    job.found = job.found.model_copy(update={"sessions": (*sessions, other)})
+    assert "session other se: trainers.step, called 1m ago" in run.invoke(app, ["why", "--timelines"]).output
+    recent = json.loads(run.invoke(app, ["why", "--timelines", "--json"]).output)["recent"]
+    assert [each["timeline"]["call"] for each in recent] == [9, 11, 8, 7, 7]
+    assert json.loads(run.invoke(app, ["why", "--json"]).output)["recent"] == []
 
 
 @pytest.mark.parametrize(
