@@ -45,6 +45,7 @@ class UnreadFailures(Protocol):
     """Reports failures that the program has not read."""
 
     watching: bool
+    ignored: bool
 
     def failed_call(self, endpoint: str) -> FailedCall: ...
 
