@@ -163,10 +163,10 @@ class EngineStatus(_Model):
     meshes: tuple[MeshStatus, ...] = ()
     calls: tuple[CallStatus, ...] = Field(default=(), description="the oldest first, at most 256")
     calls_in_flight: int = 0
-    timelines: tuple[CallTimeline, ...] = Field(
-        default=(),
-        description="of calls to several ranks: the oldest 8 in flight, then, the newest first, the last 16 that have "
-        "ended, at most 8 of an endpoint",
+    timelines: tuple[CallTimeline, ...] | None = Field(
+        default=None,
+        description="of calls to several ranks: the oldest 8 in flight, then the last 16 that have ended, the last one "
+        "first, at most 8 of an endpoint, and none of actors that were stopped; null: the gateway is older",
     )
 
 

@@ -122,7 +122,10 @@ class Why(Result):
     calls: list[CallReport] = Field(description="the oldest first")
     stragglers: list[LateRank] = Field(default=[], description="those that are late too often to be so by chance")
     kept: dict[str, int] = Field(default={}, description=KEPT)
-    recent: list[RecentCall] = Field(default=[], description="with --timelines; those in flight, then the newest first")
+    recent: list[RecentCall] | None = Field(
+        default=None,
+        description="those in flight, then the last that have ended; null: without --timelines, or of an older gateway",
+    )
 
 
 def run_command(
@@ -255,20 +258,23 @@ def explain(
         found._state()
         stacks = found.stacks()
     result = why(status, stacks, timelines=timelines)
-    emit(result, as_json, lambda console: _show(result, console))
+    emit(result, as_json, lambda console: _show(result, console, timelines=timelines))
 
 
-def _recent_calls(status: JobStatus) -> list[RecentCall]:
-    """Those in flight, the oldest first, and then those that have ended, the newest first."""
+def _recent_calls(status: JobStatus) -> list[RecentCall] | None:
+    """Those in flight, the oldest first, and then those that have ended, the last one first. None: the gateway is of a
+    version that does not say."""
 
     def order(recent: RecentCall) -> tuple[bool, float]:
-        ended, age = recent.timeline.seconds is not None, recent.timeline.age
-        return ended, age if ended else -age
+        seconds, age = recent.timeline.seconds, recent.timeline.age
+        return seconds is not None, -age if seconds is None else age - seconds
 
+    if any(session.timelines is None and not session.problem for session in status.sessions):
+        return None
     calls = [
         RecentCall(session=session.session, timeline=timeline)
         for session in status.sessions
-        for timeline in session.timelines
+        for timeline in session.timelines or ()
         if timeline.mesh not in OWN_MESHES
     ]
     return sorted(calls, key=order)
@@ -288,7 +294,7 @@ def why(status: JobStatus, stacks: Iterable[ProcessStacks], *, timelines: bool =
             if late.compared >= FEWEST_COMPARED and late.calls >= _often(mesh) * late.compared
         ],
         kept=kept_bytes(status),
-        recent=_recent_calls(status) if timelines else [],
+        recent=_recent_calls(status) if timelines else None,
     )
 
 
@@ -326,7 +332,7 @@ def _groups(stacks: Stacks) -> StackGroups:
     return StackGroups(processes=[_process(process) for process in stacks], problems=stacks.problems)
 
 
-def _show(result: Why, console: Console) -> None:
+def _show(result: Why, console: Console, *, timelines: bool) -> None:
     several = len({report.session for report in result.calls}) > 1
     for report in result.calls:
         call = report.call
@@ -349,8 +355,11 @@ def _show(result: Why, console: Console) -> None:
         console.print(f"{where}: {often}, {after}", markup=False)
     if result.kept:
         console.print(f"values that stay in processes: {kept_text(result.kept)}", markup=False)
-    several = len({recent.session for recent in result.recent}) > 1
-    for recent in result.recent:
+    if timelines and not result.recent:
+        older = result.recent is None
+        console.print("the gateway is too old to tell timelines" if older else "no recent call went to several ranks")
+    several = len({recent.session for recent in result.recent or ()}) > 1
+    for recent in result.recent or ():
         console.print()
         title = f"session {recent.session[:8]}: " if several else ""
         for line in _timeline_lines(recent.timeline):
@@ -365,14 +374,15 @@ def _timeline_lines(call: CallTimeline) -> Iterator[str]:
     answered = f"{call.answered} of {call.total} ranks replied{half}"
     yield f"{call.mesh}.{call.endpoint}, called {age_text(call.age)} ago, {outcome}: {answered}"
     most = max(call.age if call.seconds is None else call.seconds, 1e-6)
-    rows = [(rank, host, most, "no reply") for rank, host in call.missing.items()]
+    missing = "no reply before it failed" if call.failed else "no reply"
+    rows = [(rank, host, most, missing) for rank, host in call.missing.items()]
     for reply in call.replies:
         marks = [" raised"] * reply.raised + [" straggler"] * (reply.rank == call.straggler)
         rows.append((reply.rank, reply.host, reply.seconds, duration_text(reply.seconds) + "".join(marks)))
     places = [waiting_ranks({rank: host}, 1) for rank, host, *_ in rows]
     width = max(map(len, places), default=0)
     for place, (*_, seconds, text) in zip(places, rows, strict=True):
-        bar = ("·" if text == "no reply" else "█") * max(1, round(BAR * min(1, seconds / most)))
+        bar = ("·" if text == missing else "█") * max(1, round(BAR * min(1, seconds / most)))
         yield f"  {place:{width}}  {bar:{BAR}}  {text}"
     if (more := call.total - call.answered - len(call.missing)) > 0:
         yield f"  and {more} more without a reply"

@@ -379,9 +379,10 @@ let drawn = null;  // the call whose timeline is shown, also when the gateway no
 const placeOf = (rank, host) => `rank ${rank}${host ? " on " + host : ""}`;
 
 function showTimelines(status) {
-  const found = status.sessions.flatMap(({ session, timelines = [] }) =>  // a gateway of an older version has none
-    timelines.filter((call) => !OWN_MESHES.has(call.mesh)).map((call) => ({ ...call, session, key: `timeline ${session} ${call.call}` })));
-  found.sort((a, b) => (a.seconds !== null) - (b.seconds !== null) || (a.seconds === null ? b.age - a.age : a.age - b.age));
+  const older = status.sessions.some(({ timelines, problem }) => !timelines && !problem);
+  const found = status.sessions.flatMap(({ session, timelines }) =>
+    (timelines ?? []).filter((call) => !OWN_MESHES.has(call.mesh)).map((call) => ({ ...call, session, key: `timeline ${session} ${call.call}` })));
+  found.sort((a, b) => (a.seconds !== null) - (b.seconds !== null) || (a.seconds === null ? b.age - a.age : a.age - a.seconds - (b.age - b.seconds)));
   const keys = new Set(found.map((call) => call.key));
   for (const key of sentAt.keys()) if (!keys.has(key)) sentAt.delete(key);
   for (const { key, age } of found) if (!sentAt.has(key)) sentAt.set(key, new Date(Date.now() - 1000 * age).toLocaleTimeString("en-GB"));
@@ -391,13 +392,15 @@ function showTimelines(status) {
     show.addEventListener("click", () => { drawn = drawn?.key === call.key ? null : { ...call, at: sentAt.get(call.key) }; showTimelines(status); });
     return [`${call.mesh}.${call.endpoint}`, show, sentAt.get(call.key), outcomeOf(call), `${call.answered} of ${call.total}`,
       late ? `${placeOf(late.rank, late.host)}, +${latencyText(late.seconds - call.half)}` : "–", call.session.slice(0, 8)];
-  }), "no call has gone to several ranks yet", ["", "", "number", "line", "number", "line"]);
+  }), older ? "the gateway is of a version that does not report them" : "no recent call went to several ranks", ["", "", "number", "line", "number", "line"]);
   const again = found.find((call) => call.key === drawn?.key);
   if (again) drawn = { ...again, at: drawn.at };
+  else if (drawn && drawn.seconds === null) drawn = { ...drawn, gone: true };
   drawTimeline();
 }
 
-function outcomeOf({ seconds, failed, cancelled }) {
+function outcomeOf({ seconds, failed, cancelled, gone }) {
+  if (gone) return "no longer reported";
   if (seconds === null) return cancelled ? "cancelled, runs" : "runs";
   return `${latencyText(seconds)}${cancelled ? ", cancelled" : failed ? ", failed" : ""}`;
 }
@@ -414,7 +417,7 @@ function drawTimeline() {
     bar.style.width = `${Math.min(100, (100 * length) / most)}%`;  // the page's policy allows no style attributes
     return el("li", {}, el("span", {}, placeOf(rank, host)), el("span", { class: "bar", "aria-hidden": "true" }, bar), el("span", { class: state }, text));
   };
-  const missing = Object.entries(drawn.missing).map(([rank, host]) => row(rank, host, most, "none", seconds === null ? "no reply yet" : "no reply"));
+  const missing = Object.entries(drawn.missing).map(([rank, host]) => row(rank, host, most, "none", seconds === null ? "no reply yet" : drawn.failed ? "no reply before it failed" : "no reply"));
   const more = [[total - answered - missing.length, "without a reply"], [answered - replies.length, "that replied earlier"]];
   byId("timeline-ranks").style.setProperty("--half", half === null ? "100%" : `${(100 * half) / most}%`);
   byId("timeline-ranks").replaceChildren(...missing, ...replies.map(({ rank, host, seconds, raised }) => {

@@ -149,7 +149,7 @@ class Inspection:
     def _timelines(self) -> tuple[CallTimeline, ...]:
         meshes = [mesh for mesh in self._objects.values() if isinstance(mesh, ActorMesh)]
         ended = ((each, mesh) for mesh in meshes for totals in mesh.totals.values() for each in totals.timelines)
-        newest = heapq.nlargest(MAX_TIMELINES_ENDED, ended, key=lambda each: each[0].started)
+        newest = heapq.nlargest(MAX_TIMELINES_ENDED, ended, key=lambda each: each[0].ended or 0.0)
         now = time.monotonic()
         return tuple(
             _timeline(each, mesh, now) for each, mesh in (*self._calls.timelines(MAX_TIMELINES_IN_FLIGHT), *newest)

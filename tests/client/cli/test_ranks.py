@@ -171,7 +171,7 @@ def test_why_names_ranks_that_are_often_late(run: CliRunner, job: Job) -> None:
 def test_why_shows_when_ranks_replied_in_recent_calls_on_request(run: CliRunner, job: Job) -> None:
     late = timeline(7, 1.0, 0.8, 1.2, 4.0, straggler=3, age=60.0)
     raised = (RankReply(rank=1, seconds=2.0, raised=True), RankReply(rank=0, host="workers-0", seconds=0.5))
-    failed = timeline(8, 0.5, 2.0, replies=raised, failed=True, age=8.0, mesh="others")
+    failed = timeline(8, 0.5, 2.0, replies=raised, failed=True, age=8.0, mesh="others", total=3, missing={5: ""})
     facts = {"answered": 1000, "half": 2.0, "missing": {9: "workers-1"}, "seconds": None, "cancelled": True}
     running = timeline(9, 2.0, 2.0, total=1024, age=8.0, **facts)
     own = timeline(10, 1.0, 1.0, mesh=sorted(OWN_MESHES)[0])
@@ -197,7 +197,8 @@ def test_why_shows_when_ranks_replied_in_recent_calls_on_request(run: CliRunner,
         f"  rank 0  {dots}  no reply",
         f"  rank 1  {dots}  no reply",
         "",
-        "others.step, called 8s ago, took 2.0s, failed: 2 of 2 ranks replied, half of them after 500.0ms",
+        "others.step, called 8s ago, took 2.0s, failed: 2 of 3 ranks replied, half of them after 2.0s",
+        f"  rank 5               {dots}  no reply before it failed",
         f"  rank 1               {bar * 24}  2.0s raised",
         f"  rank 0 on workers-0  {bar * 6:24}  500.0ms",
         "",
@@ -212,7 +213,19 @@ def test_why_shows_when_ranks_replied_in_recent_calls_on_request(run: CliRunner,
     assert "session other se: trainers.step, called 1m ago" in run.invoke(app, ["why", "--timelines"]).output
     recent = json.loads(run.invoke(app, ["why", "--timelines", "--json"]).output)["recent"]
     assert [each["timeline"]["call"] for each in recent] == [9, 11, 8, 7, 7]
-    assert json.loads(run.invoke(app, ["why", "--json"]).output)["recent"] == []
+    assert json.loads(run.invoke(app, ["why", "--json"]).output)["recent"] is None
+
+
+def test_why_says_that_there_are_no_timelines(run: CliRunner, job: Job) -> None:
+    job.found = status()
+    (session,) = job.found.sessions
+    for timelines, said in ((None, "the gateway is too old to tell timelines"), ((), "no recent call went to several")):
+        sessions = (
+            session.model_copy(update={"timelines": timelines}),
+            SessionStatus(session="b", owner="", connected=False, pid=1, problem="busy"),
+        )
+        job.found = job.found.model_copy(update={"sessions": sessions})
+        assert said in run.invoke(app, ["why", "--timelines"]).output
 
 
 @pytest.mark.parametrize(

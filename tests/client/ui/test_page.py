@@ -299,9 +299,10 @@ def ranks_of_the_timeline(page: Any) -> list[list[str]]:
 
 def test_a_call_shows_when_each_rank_replied_and_marks_the_straggler(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
+    source.show_timelines()
     page = open_page(source)
-    playwright.expect(page.locator("#timelines")).to_have_text("no call has gone to several ranks yet")
-    slow, even = timeline(7, 1.0, 0.8, 1.2, 1.0, 4.0, straggler=4), timeline(8, 0.5, 0.5, age=2.0)
+    playwright.expect(page.locator("#timelines")).to_have_text("no recent call went to several ranks")
+    slow, even = timeline(7, 1.0, 0.8, 1.2, 1.0, 4.0, straggler=4), timeline(8, 0.5, 0.5, age=0.6)
     own = timeline(9, 1.0, 1.0, mesh=sorted(OWN_MESHES)[0])
     source.show_timelines(even, own, slow)
     rows = page.locator("#timelines tbody tr")
@@ -356,9 +357,25 @@ def test_a_call_in_flight_names_the_ranks_that_are_missing_until_they_reply(open
     times = {"age": 17.0, "seconds": 16.0, "missing": {3: "workers-0"}, "failed": True}
     source.show_timelines(timeline(7, 1.0, 2.0, total=4, **times))
     playwright.expect(row).to_contain_text("16.0 s, failed")
-    assert ranks_of_the_timeline(page)[0] == ["rank 3 on workers-0", "no reply", "100%"]
+    assert ranks_of_the_timeline(page)[0] == ["rank 3 on workers-0", "no reply before it failed", "100%"]
     assert ranks_of_the_timeline(page)[1] == ["rank 1 on workers-0", "2.0 s", "12.5%"]
     assert page.locator("#timeline-more").inner_text() == "and 1 more without a reply"
+    late, short = timeline(8, 1.0, 599.0, age=600.0), timeline(9, 0.5, age=2.0)
+    source.show_timelines(short, late, running)
+    calls = page.locator("#timelines tbody td:nth-child(4)")
+    playwright.expect(calls).to_have_text(["runs", "599.0 s", "500.0 ms"])  # the last that ended comes first
+
+
+def test_a_call_that_is_no_longer_reported_does_not_seem_to_run(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    older = "the gateway is of a version that does not report them"
+    playwright.expect(page.locator("#timelines")).to_have_text(older)
+    source.show_timelines(timeline(7, 1.0, total=2, age=8.0, seconds=None, missing={1: ""}))
+    page.locator("#timelines button").click()
+    playwright.expect(page.locator("#timeline-title")).to_contain_text(": runs")
+    source.show_timelines()
+    playwright.expect(page.locator("#timeline-title")).to_contain_text(": no longer reported")
 
 
 def test_the_errors_of_ranks_are_marked_in_a_timeline(open_page: Callable[..., Any]) -> None:

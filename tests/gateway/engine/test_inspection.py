@@ -12,7 +12,7 @@ from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
 from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh, ProcMesh, Timeline
-from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
+from meshgate_wire.messages import Call, Done, MeshRef, OutputLine, Region, Stop, Values
 from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
 from tests.gateway.engine.fakes import async_test, until
 from tests.gateway.engine.in_memory import EngineClient
@@ -194,7 +194,7 @@ async def test_the_times_of_the_first_and_the_last_end_are_known() -> None:
 
 
 @async_test
-async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_the_newest() -> None:
+async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_the_last() -> None:
     client = EngineClient()
     actors = client.spawn_all(gpus=2)
     client.send(Call(call=1, target=MeshRef(object=actors), endpoint="step", adverb="call"), b"", stream=actors)
@@ -210,7 +210,7 @@ async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_t
     assert running.first == running.replies[0].seconds
     assert 0 <= running.replies[0].seconds <= running.age + 0.001  # which is rounded
 
-    def ended(call: int, started: float, late: float) -> Timeline:
+    def has_ended(call: int, started: float, late: float) -> Timeline:
         return Timeline(
             call=call,
             endpoint="step",
@@ -229,10 +229,11 @@ async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_t
         )
 
     now = time.monotonic()
-    mesh.totals_of("step").timelines.extend(ended(number, now - 100 + number, 0.0) for number in range(2, 20))
-    mesh.totals_of("save").timelines.append(ended(20, now - 200, 1.0))
+    mesh.totals_of("step").timelines.extend(has_ended(number, now - 100 + number, 0.0) for number in range(2, 20))
+    mesh.totals_of("save").timelines.append(has_ended(20, now - 200, 1.0))
+    mesh.totals_of("train").timelines.append(has_ended(21, now - 300, 0.0)._replace(ended=now))
     timelines = client.engine.inspection.status().timelines
-    assert [each.call for each in timelines] == [1, *range(19, 11, -1), 20]
+    assert [each.call for each in timelines] == [1, 21, *range(19, 11, -1), 20]
     assert (timelines[1].straggler, timelines[-1].straggler) == (None, 3)
     assert timelines[-1].seconds == 3.5
     assert timelines[-1].age >= 200
@@ -242,12 +243,15 @@ async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_t
         RankReply(rank=0, host="workers-0", seconds=1.0, raised=True),
     )
     for number in range(8):
-        mesh.totals_of(f"other{number}").timelines.extend(ended(each, now + each, 0.0) for each in range(8))
+        mesh.totals_of(f"other{number}").timelines.extend(has_ended(each, now + each, 0.0) for each in range(8))
     timelines = client.engine.inspection.status().timelines
     assert [each.call for each in timelines] == [1, *sorted([6, 7] * 8, reverse=True)]
     for rank in range(3):
         client.monarch.ports[0].put(b"value", rank)
     await client.until(lambda: client.of(Values))
+    client.send(Stop(call=2, target=MeshRef(object=actors), reason="enough"), stream=actors)
+    await client.until(lambda: client.of(Done))
+    assert client.engine.inspection.status().timelines == ()
     await client.end()
 
 

@@ -497,9 +497,13 @@ class Calling:
         return [status_of(pending, mesh, now) for pending, mesh, _ in oldest], len(self._pending)
 
     def timelines(self, limit: int) -> list[tuple[Timeline, ActorMesh]]:
-        """Of the oldest calls to several ranks in flight."""
-        several = ((pending, mesh) for pending, mesh, _ in self._pending.values() if pending.expected > 1)
-        return [(pending.timeline(), mesh) for pending, mesh in islice(several, limit)]
+        """Of the program's oldest calls to several ranks in flight."""
+        several = (
+            (pending.timeline(), mesh)
+            for pending, mesh, _ in self._pending.values()
+            if pending.expected > 1 and pending.totals is not None
+        )
+        return list(islice(several, limit))
 
     def in_flight(self) -> Counter[tuple[int, str]]:
         """The number of calls in flight by the id of their mesh's record, and their endpoint."""

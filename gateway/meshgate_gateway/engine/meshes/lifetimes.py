@@ -162,6 +162,8 @@ class Lifetimes:
             mesh.dead.stop(ended, report)
             if isinstance(mesh, ActorMesh):
                 self._ranks_stopped(mesh)
+                if ranks is None:
+                    mesh.forget_timelines()
                 continue
             for rank in ended:
                 self._process_stopped(mesh, rank, report)

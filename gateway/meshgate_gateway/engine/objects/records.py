@@ -250,7 +250,7 @@ class ProcMesh:
 
 class Timeline(NamedTuple):
     """When ranks have replied to a call to several, on the clock of ``time.monotonic``. It has only the replies that
-    tell the most, so that a call to many ranks needs no more memory than one to a few."""
+    tell the most. ``compared``: if all have returned, the base rank that replied last, and how many seconds late."""
 
     call: int
     endpoint: str
@@ -265,9 +265,7 @@ class Timeline(NamedTuple):
     last: tuple[tuple[int, float], ...]  # the ranks that replied last, the last one first
     raised: tuple[tuple[int, float], ...]  # the first ranks that raised
     missing: tuple[int, ...]  # the first ranks without a reply
-    compared: (
-        tuple[int, float] | None
-    )  # if all have returned: the base rank that replied last, and how many seconds late
+    compared: tuple[int, float] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -335,6 +333,11 @@ class ActorMesh:
         """To count calls of ``endpoint`` in. Above ``MAX_ENDPOINTS``, the others are counted together, as ``…``."""
         name = endpoint if endpoint in self.totals or len(self.totals) < MAX_ENDPOINTS else OTHER_ENDPOINTS
         return self.totals.setdefault(name, CallTotals())
+
+    def forget_timelines(self) -> None:
+        """Called when the mesh has been stopped, so that a session that spawns again and again needs no more memory."""
+        for totals in self.totals.values():
+            totals.timelines.clear()
 
 
 @dataclass(slots=True, eq=False)
