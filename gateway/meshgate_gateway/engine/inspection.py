@@ -248,7 +248,7 @@ def _ended(mesh: ProcMesh | ActorMesh) -> tuple[EndedRanks, ...]:
 def _reason(report: str, code: int | None, host_reason: str) -> str:
     """``report`` in short, without what differs among ranks."""
     if report.startswith(HOST_LOST):
-        return _one_line(f"its host is lost: {host_reason}")
+        return _one_line(f"its host is lost: {host_reason}".removesuffix(": "))
     if code is not None:
         reason = f"exited with code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
         reason += " (out of memory?)" if code == -signal.SIGKILL and not host_reason else ""

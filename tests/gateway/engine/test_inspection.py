@@ -128,6 +128,7 @@ async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
     assert ended(client) == [(((0, 1023),), unknown, None)]
     procs.exit_codes |= {3: -9, 5: -9, 6: -9, 7: -60, 9: 7}
     procs.dead[1000], procs.dead[1001] = "its host workers-1 is lost", "its host workers-2 is lost"
+    assert (((1000, 1001),), "its host is lost", None) in ended(client)
     procs.dead.host_reasons |= {1000: "drained", 1001: "drained", 5: "OOMKilled", 8: "OOMKilled"}
     expected = [
         (((0, 2), (4, 4), (10, 999), (1002, 1023)), unknown, None),
@@ -169,6 +170,9 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
     actors.dead.update({rank: f"reason {rank}" for rank in range(8, 64)})
     groups = ended(client, "actors")
     assert (len(groups), groups[-1]) == (31, (((36, 63),), "28 other reasons", None))
+    actors.dead.update(dict.fromkeys(range(8, 20), "the same reason"))
+    (status,) = [each for each in client.engine.inspection.status().meshes if each.kind == "actors"]
+    assert [each.stopped for each in status.endings()] == [True] + [False] * 31  # never among the others
     assert ended(client) == [(((2, 2), (6, 6)), "exited with code 1", 1)]
     await client.end()
 

@@ -227,6 +227,7 @@ async def test_stopping_a_slice_leaves_the_other_ranks() -> None:
     session = Session()
     await session.stop(ACTORS, hosts_region(1, 1))
     assert session.actors.dead == {1: "mesh 'actors' was stopped: enough"}
+    assert session.actors.dead.stopped == {1}
     assert session.procs.dead == {}
     assert not session.actors.stopping
 
