@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.certificates import create_certificates
+from tests.certificates import create_certificates, sign
 from tests.programs import ROOT
 from tests.waiting import wait_for
 
@@ -52,12 +52,14 @@ http {
     access_log off;
     client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;
     include nginx.conf;
+    include clients*.conf;
 }
 """
 
 
 class Proxy:
-    """A proxy in front of one gateway. A driver needs ``url`` and ``ca``."""
+    """A proxy in front of one gateway. A driver needs ``url`` and ``ca``, and a client certificate if it asks for one:
+    then this process presents ``first.crt``."""
 
     def __init__(self, name: str, directory: Path, address: str, port: int) -> None:
         self.url, self.ca = f"wss://{address}:{port}", directory / "ca.crt"
@@ -77,6 +79,12 @@ class Proxy:
         if self._process is not None:
             self._process.send_signal(self._program.stop)
             self._process.wait(30)
+
+    def accept_clients_of(self, other: Path) -> None:
+        """Of the CA in this directory, and of no other from now on. Its ``first.crt`` replaces that of this process."""
+        for source in (other / "ca.crt", other / "first.crt", other / "first.key"):
+            shutil.copy(source, self._directory / source.name.replace("ca.crt", "clients.crt"))
+        self.cut()
 
     def cut(self) -> None:
         """Closes all connections, as when its configuration changes."""
@@ -105,6 +113,8 @@ class Proxy:
 
     def _answers(self) -> bool:
         trusted = ssl.create_default_context(cafile=str(self.ca))
+        if (certificate := self._directory / "first.crt").exists():
+            trusted.load_cert_chain(certificate, self._directory / "first.key")
         connection = http.client.HTTPSConnection(self._address, self._port, timeout=5, context=trusted)
         try:
             connection.request("GET", "/healthz")
@@ -116,13 +126,20 @@ class Proxy:
 
 
 @contextmanager
-def proxy(name: str, directory: Path, address: str, upstream: int) -> Iterator[Proxy]:
-    """Terminates TLS at ``address`` and proxies to the local port ``upstream``."""
+def proxy(
+    name: str, directory: Path, address: str, upstream: int, *, verifies_clients: bool = False
+) -> Iterator[Proxy]:
+    """Terminates TLS at ``address`` and proxies to the local port ``upstream``. If it verifies clients, it accepts
+    certificates of the CA in ``clients.crt``, among them ``first.crt``."""
     create_certificates(directory, address)
     certificate, key = ((directory / f"server.{end}").read_text() for end in ("crt", "key"))
     (directory / "server.pem").write_text(certificate + key)
     port = _free_port(address)
     _write_configuration(PROXIES[name], directory, (address, port), upstream)
+    if verifies_clients:
+        sign(directory, "first")
+        shutil.copy(directory / "ca.crt", directory / "clients.crt")
+        CLIENTS[name](directory)
     running = Proxy(name, directory, address, port)
     try:
         running.start()
@@ -152,6 +169,22 @@ def _write_configuration(program: Program, directory: Path, listen: tuple[str, i
     assert changed == 2, f"docs/ingress.md: the addresses of {', '.join(program.files)} are not the expected ones"
     if "nginx.conf" in program.files:
         (directory / "test.conf").write_text(EVERYTHING_ELSE_OF_NGINX)
+
+
+def _nginx_verifies_clients(directory: Path) -> None:
+    (directory / "clients.conf").write_text(block("ingress.md", "clients.conf"))
+
+
+def _haproxy_verifies_clients(directory: Path) -> None:
+    found = re.search(r"`bind :443 (ssl [^`]*)`", (ROOT / "docs/ingress.md").read_text())
+    assert found is not None, "docs/ingress.md does not say how HAProxy verifies clients"
+    configuration = directory / "haproxy.cfg"
+    text = configuration.read_text()
+    assert text.count("ssl crt server.pem") == 1
+    configuration.write_text(text.replace("ssl crt server.pem", " ".join(found[1].split())))
+
+
+CLIENTS = {"nginx": _nginx_verifies_clients, "haproxy": _haproxy_verifies_clients}
 
 
 def block(page: str, name: str) -> str:

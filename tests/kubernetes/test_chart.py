@@ -59,7 +59,7 @@ def refusal(namespace: str, url: str, token: str) -> str:
     """Why the caller with this token gets no job with an image that no policy allows."""
     job = KubernetesJob(compute=Compute(image="evil.example/x:1"), namespace=namespace)
     with pytest.raises(JobStartFailed) as caught:
-        RemoteGateway(url, token, None).start(job._request)
+        RemoteGateway(url, token).start(job._request)
     return str(caught.value)
 
 

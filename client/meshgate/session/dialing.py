@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 import ssl as ssl_module
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,10 +31,12 @@ from meshgate.errors import (
     SessionTakenOverError,
     VersionMismatchError,
 )
+from meshgate.session.certificates import SET_CLIENT_CERT, Certificates
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 T = TypeVar("T")
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TITLE = re.compile(rb"<title>[\d\s]*([^<]{1,200})</title>", re.IGNORECASE)  # without the status
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Route:
     sock: socket | None = None
     unix_socket: str | None = None
     ssl: ssl_module.SSLContext | None = None
+    certificates: Certificates | None = None  # those in ``ssl``, to explain its errors
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
 
@@ -83,7 +87,9 @@ class UrlDialer:
     """Reaches a gateway at a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
 
     ``token`` may be a function that returns it, for one that is renewed: it is called for each connection, and may
-    raise OSError or ConnectionFailedError. ``ca`` is a file of certificates to trust besides the system's. For a
+    raise OSError or ConnectionFailedError. ``ca`` is a file of certificates to trust besides the system's, and ``cert``
+    and ``key`` are files with a client certificate and its key, for an ingress that requires one; by default,
+    ``$MESHGATE_CA``, ``$MESHGATE_CLIENT_CERT`` and ``$MESHGATE_CLIENT_KEY``. They are read for each connection. For a
     gateway on this machine, ``alive`` returns whether its process runs, and ``unix_socket`` is a faster route.
     ``here``: it is on this machine, at an address that other machines can reach, too.
     """
@@ -94,6 +100,8 @@ class UrlDialer:
         token: str | Callable[[], str],
         *,
         ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
         alive: Callable[[], bool] | None = None,
         unix_socket: str | None = None,
         here: bool = False,
@@ -117,16 +125,18 @@ class UrlDialer:
                 f"{self.url}: the token and all data are sent unencrypted, so everyone on the way can use this "
                 f"job. Use wss:// behind an ingress with TLS, or kubectl port-forward"
             )
-        self._ssl: ssl_module.SSLContext | None = None
-        if scheme == "wss":
-            self._ssl = ssl_module.create_default_context()
-            if ca is not None:
-                self._ssl.load_verify_locations(ca)
+        self.certificates = Certificates(ca, cert, key) if scheme == "wss" else None
 
     async def dial(self) -> Route:
         token = self._token() if callable(self._token) else self._token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        route = Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
+        route = Route(
+            self.url,
+            ssl=None if self.certificates is None else self.certificates.context(),
+            certificates=self.certificates,
+            headers=headers,
+            through_proxy=self._through_proxy,
+        )
         return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
 
     @property
@@ -169,7 +179,7 @@ def _is_loopback(host: str) -> bool:
 def describe_response(status: int, body: bytes, *, proven: bool = True) -> str:
     """The HTTP response that a gateway, or an ingress in front of it (not ``proven``), sent instead of accepting a
     connection."""
-    text = str(_json_object(body).get("error") or "").strip()
+    text = _text(body)
     by = "" if proven else " from another server in its place"
     return f"HTTP {status}{by}: {text}" if text else f"HTTP {status}{by}"
 
@@ -183,7 +193,7 @@ def error_of_response(
     an ingress responds in its place, with any status and any text.
     """
     response = _json_object(body)
-    text = str(response.get("error") or "").strip()
+    text = _text(body)
     if not proven:
         return None if resuming or status in RETRIED_STATUS else _not_a_gateway(status, text, gateway, response)
     if status in (401, 403):
@@ -203,6 +213,8 @@ def _not_a_gateway(status: int, text: str, gateway: str, response: Mapping[str, 
     if status == 426 and "protocol" in response:  # a gateway of before proofs
         return VersionMismatchError(f"{gateway}: {text}")
     said = f" ({text[:200]})" if text else ""
+    if "certificate" in text.lower():  # nginx, which accepts the connection first
+        return ConnectionFailedError(f"{gateway}: the ingress responded with HTTP {status}{said}: {SET_CLIENT_CERT}")
     return ConnectionFailedError(
         f"{gateway}: the server there responded with HTTP {status}{said} and is not a meshgate gateway, is older than "
         "this client, or did not receive this client's token. Check the URL and the gateway's version, and that any "
@@ -222,6 +234,13 @@ def _session_over(gateway: str, kind: str, reason: str, output: str) -> Meshgate
     if kind == "unknown":
         return GatewayLostError(f"{gateway} does not know this session any more, and its meshes are lost: {reason}")
     return EngineDiedError(reason, output)
+
+
+def _text(body: bytes) -> str:
+    """What the response says: a gateway's error, or the title of the page that an ingress has sent."""
+    if (error := _json_object(body).get("error")) or (title := _TITLE.search(body[: 1 << 12])) is None:
+        return str(error or "").strip()
+    return title[1].decode(errors="replace").strip()
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

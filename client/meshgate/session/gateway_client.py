@@ -27,6 +27,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketExcept
 from websockets.sync.client import ClientConnection, connect
 
 from meshgate.errors import ConnectionFailedError, InvalidRequestError, JobError
+from meshgate.session.certificates import CertificateError
 from meshgate.session.dialing import Dialer, Route, UrlDialer, describe_response, error_of_response
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
@@ -76,12 +77,18 @@ def get(route: Route, path: str, body: bytes | None = None) -> tuple[int, bytes,
     gateway has made it."""
     url, nonce = urlsplit(route.url), new_nonce()
     prover = Prover.of_request(nonce, route.token)
-    with contextlib.closing(_connect(route)) as connection:
-        headers = {**route.headers, NONCE_HEADER: nonce}
-        connection.request("GET" if body is None else "POST", url.path.rstrip("/") + path, body, headers)
-        response = connection.getresponse()
-        answer = response.read(MAX_RESPONSE)
-        proof = response.getheader(PROOF_HEADER)
+    try:
+        with contextlib.closing(_connect(route)) as connection:
+            headers = {**route.headers, NONCE_HEADER: nonce}
+            connection.request("GET" if body is None else "POST", url.path.rstrip("/") + path, body, headers)
+            response = connection.getresponse()
+            answer = response.read(MAX_RESPONSE)
+            proof = response.getheader(PROOF_HEADER)
+    except (OSError, http.client.HTTPException) as error:
+        why = route.certificates and route.certificates.explain(route.url, error)
+        if not why:
+            raise
+        raise CertificateError(why) from error
     return response.status, answer, prover is not None and prover.prover_of(proof, response.status, answer) is not None
 
 
@@ -145,18 +152,12 @@ class GatewayClient(Generic[ReplyT]):
         self,
         url: str,
         token: str | Callable[[], str],
-        ca: str | None,
         parse: Callable[[str | bytes], ReplyT],
         creates_none: str,
     ) -> None:
-        self._dialer = UrlDialer(url, token, ca=ca)
-        self._url, self._token, self._ca = self._dialer.url, token, ca
+        self._dialer = UrlDialer(url, token)
+        self._url, self._token = self._dialer.url, token
         self._parse, self._creates_none = parse, creates_none
-        self._ssl = ssl.create_default_context(cafile=None) if self._url.startswith("wss:") else None
-        if self._ssl is not None and ca is not None:
-            self._ssl.load_verify_locations(ca)
-        https = () if self._ssl is None else (urllib.request.HTTPSHandler(context=self._ssl),)
-        self._opener = urllib.request.build_opener(_NoRedirects, *https)
 
     def _get(self, path: str, token: str | None = None) -> dict[str, Any]:
         """``token``: instead of this client's."""
@@ -169,7 +170,7 @@ class GatewayClient(Generic[ReplyT]):
                 break
             except (OSError, http.client.HTTPException) as error:
                 if delay is None or not isinstance(error, _CUT):
-                    raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
+                    raise self._unreachable(error) from error
                 time.sleep(delay)
         if status != HTTPStatus.OK or prover.prover_of(proof, status, body) is None:
             raise self._rejection(status, body, proof, prover)
@@ -177,8 +178,10 @@ class GatewayClient(Generic[ReplyT]):
         return found
 
     def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes, str | None]:
+        context = self._ssl_context()
+        https = () if context is None else (urllib.request.HTTPSHandler(context=context),)
         try:
-            response = self._opener.open(request, timeout=REPLY_TIMEOUT)
+            response = urllib.request.build_opener(_NoRedirects, *https).open(request, timeout=REPLY_TIMEOUT)
         except urllib.error.HTTPError as error:
             response = error
         with response:
@@ -232,7 +235,7 @@ class GatewayClient(Generic[ReplyT]):
         try:
             connection = connect(
                 f"{self._url}/v1/jobs",
-                ssl=self._ssl,
+                ssl=self._ssl_context(),
                 additional_headers=headers,
                 compression=None,
                 close_timeout=2,
@@ -245,7 +248,7 @@ class GatewayClient(Generic[ReplyT]):
                 raise CreatesNoJobs(f"{self._dialer} serves one job and creates none. {self._creates_none}") from None
             raise self._rejection(status, body, proof, prover) from None
         except (OSError, WebSocketException) as error:
-            raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
+            raise self._unreachable(error) from error
         with connection:
             response = connection.response
             assert response is not None
@@ -256,6 +259,15 @@ class GatewayClient(Generic[ReplyT]):
 
     def _present_token(self) -> str:
         return self._token() if callable(self._token) else self._token
+
+    def _ssl_context(self) -> ssl.SSLContext | None:
+        certificates = self._dialer.certificates
+        return None if certificates is None else certificates.context()
+
+    def _unreachable(self, error: Exception) -> ConnectionFailedError:
+        certificates = self._dialer.certificates
+        why = certificates and certificates.explain(self._url, error)
+        return ConnectionFailedError(f"cannot reach {self._dialer}: {why or error}")
 
     def _rejection(self, status: int, body: bytes, proof: str | None, prover: Prover) -> Exception:
         proven = prover.prover_of(proof, status, body) is not None

@@ -115,6 +115,15 @@ def test_a_response_of_another_server_is_described_and_never_ends_a_session(stat
     assert error_of_response(status, body, "the gateway at ws://g", proven=False, resuming=True) is None
 
 
+def test_the_page_of_an_ingress_that_requires_a_certificate_says_what_to_set() -> None:
+    body = b"<html>\r\n<head><title>400 No required SSL certificate was sent</title></head>"  # nginx
+    error = error_of_response(400, body, "the gateway", proven=False)
+    assert "HTTP 400 (No required SSL certificate was sent): set MESHGATE_CLIENT_CERT and MESHGATE_CLIENT" in str(error)
+    assert error_of_response(400, body, "the gateway", proven=False, resuming=True) is None
+    described = describe_response(400, body, proven=False)
+    assert described == "HTTP 400 from another server in its place: No required SSL certificate was sent"
+
+
 def test_a_gateway_of_before_proofs_still_says_which_side_to_upgrade() -> None:
     body = b'{"error": "upgrade the gateway", "protocol": 2}'
     error = error_of_response(426, body, "the gateway", proven=False)

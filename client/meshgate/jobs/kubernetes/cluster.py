@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from meshgate.errors import JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs.kubernetes.display import choose_display, ready_message
@@ -29,16 +28,15 @@ class Cluster:
 
     name_is_optional = False
 
-    def __init__(self, api: Api, *, inside: bool, url: str | None, ca: str | None) -> None:
+    def __init__(self, api: Api, *, inside: bool, url: str | None) -> None:
         """``url``: an ingress in front of the jobs' gateways; without it they are reached by port-forward."""
-        self._api, self._inside = api, inside
-        self._url, self._ca = url, ca
+        self._api, self._inside, self._url = api, inside, url
 
     @classmethod
-    def find(cls, kubeconfig: str | None, *, url: str | None = None, ca: str | None = None) -> Cluster:
+    def find(cls, kubeconfig: str | None, *, url: str | None = None) -> Cluster:
         """Uses ``kubeconfig``, or kubectl's default, or the pod's service account. Raises JobError if none works."""
         try:
-            return cls(Api.from_kubeconfig(kubeconfig), inside=False, url=url, ca=ca)
+            return cls(Api.from_kubeconfig(kubeconfig), inside=False, url=url)
         except NoCluster as error:
             if kubeconfig is not None:
                 raise JobError(str(error)) from error
@@ -46,7 +44,7 @@ class Cluster:
         except KubernetesError as error:
             raise JobError(str(error)) from None
         try:
-            return cls(Api.in_cluster(), inside=True, url=url, ca=ca)
+            return cls(Api.in_cluster(), inside=True, url=url)
         except NoCluster as error:
             raise JobError(
                 f"no Kubernetes cluster found: {outside}, and this process does not run in a pod ({error}). Set "
@@ -115,7 +113,7 @@ class Cluster:
 
     def dialer(self, job: RunningJob) -> Dialer:
         if self._url is not None:
-            return WatchedUrlDialer(self._api, job.name, job.namespace, job.token, self._url, ca=self._ca)
+            return WatchedUrlDialer(self._api, job.name, job.namespace, job.token, self._url)
         kind = PodDialer if self._inside else PortForwardDialer
         return kind(self._api, job.name, job.namespace, job.token)
 
@@ -198,10 +196,8 @@ class PortForwardDialer(PodDialer):
 class WatchedUrlDialer(UrlDialer):
     """Connects to the gateway by the URL of an ingress, if the API server reports a ready pod."""
 
-    def __init__(
-        self, api: Api, job: str, namespace: str, token: str, url: str, *, ca: str | Path | None = None
-    ) -> None:
-        super().__init__(url, token, ca=ca)
+    def __init__(self, api: Api, job: str, namespace: str, token: str, url: str) -> None:
+        super().__init__(url, token)
         self._gateway = _WatchedGateway(api, job, namespace)
 
     async def dial(self) -> Route:

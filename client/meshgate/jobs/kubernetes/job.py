@@ -88,7 +88,8 @@ class KubernetesJob(ClusterJob["RunningJob"]):
     ``gateway`` describes the gateway's pod; what it does not say of labels, node selector, tolerations and priority is
     taken from the first mesh's workers. With ``service_account_name``, the job creates no account and no role.
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress instead of a
-    port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there in addition to the system's.
+    port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there in addition to the system's, and
+    ``$MESHGATE_CLIENT_CERT`` and ``$MESHGATE_CLIENT_KEY`` are those of a client certificate.
     Each ``state`` pushes ``sync_dirs`` (default: the git root around the working directory or the script; without git,
     the directory of the program) to the pods, and with ``watch`` every save does too; ``job.sync()`` pushes at any
     time.
@@ -307,16 +308,15 @@ class KubernetesJob(ClusterJob["RunningJob"]):
 def _find_provider(request: JobRequest) -> JobProvider:
     """The gateway of ``gateway_url`` if there is a token for it or no kubeconfig, else the cluster."""
     # Deferred imports: they take a fifth of a second, and not every program has a job in a cluster.
-    ca = os.environ.get("MESHGATE_CA") or None
     exported = any(os.path.exists(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each)
     if request.gateway_url is not None and not request.kubeconfig:
         from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, has_own_token  # noqa: PLC0415
 
         if has_own_token() or not exported:
-            return RemoteGateway(request.gateway_url, None, ca)
+            return RemoteGateway(request.gateway_url, None)
     from meshgate.jobs.kubernetes.cluster import Cluster  # noqa: PLC0415
 
-    return Cluster.find(request.kubeconfig, url=request.gateway_url, ca=ca)
+    return Cluster.find(request.kubeconfig, url=request.gateway_url)
 
 
 def _job_request(**arguments: Any) -> JobRequest:

@@ -75,12 +75,12 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
 
     name_is_optional = True
 
-    def __init__(self, url: str, token: str | None, ca: str | None) -> None:
+    def __init__(self, url: str, token: str | None) -> None:
         """``token``: instead of the one that ``find_token`` finds for each connection. Raises JobError if that finds
         none now."""
         if token is None:
             find_token()
-        super().__init__(url, _token_to_dial if token is None else token, ca, parse_reply, CREATES_NONE)
+        super().__init__(url, _token_to_dial if token is None else token, parse_reply, CREATES_NONE)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Starts the job through the gateway. Raises JobStartFailed, leaving nothing behind, and
@@ -175,4 +175,4 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
     def dialer(self, job: RunningJob) -> Dialer:
         if not job.uid:
             return self._dialer
-        return UrlDialer(f"{self._url}/v1/jobs/{job.namespace}/{job.name}", job.token or self._token, ca=self._ca)
+        return UrlDialer(f"{self._url}/v1/jobs/{job.namespace}/{job.name}", job.token or self._token)

@@ -190,7 +190,7 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
         token = os.environ.get("MESHGATE_TOKEN", "").strip()
         if not token:
             raise JobError(f"SlurmJob(gateway_url={url!r}) has no token: set MESHGATE_TOKEN to yours")
-        super().__init__(url, token, os.environ.get("MESHGATE_CA") or None, parse_reply, CREATES_NONE)
+        super().__init__(url, token, parse_reply, CREATES_NONE)
 
     def start(self, request: StartRequest, known: Known) -> None:
         client = request.client if isinstance(request, BatchRequest) else None
@@ -240,7 +240,7 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
             return False
 
     def dialer(self, job: RunningSlurmJob) -> Dialer:
-        return UrlDialer(f"{self._url}{self._path(job)}", job.token, ca=self._ca)
+        return UrlDialer(f"{self._url}{self._path(job)}", job.token)
 
     def close(self) -> None:
         return None

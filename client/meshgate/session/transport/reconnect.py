@@ -15,11 +15,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 from websockets.http11 import Response
 
 from meshgate.errors import ConnectionFailedError, GatewayLostError, SessionExpiredError
-from meshgate.session.dialing import Dialer, describe_response, error_of_response
+from meshgate.session.certificates import CertificateError
+from meshgate.session.dialing import Dialer, call_in_thread, describe_response, error_of_response
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.gateway_connection import GatewayConnection, Receiver, open_connection
 from meshgate_wire import PROTOCOL_VERSION, SOFTWARE_VERSION, Limits
@@ -171,7 +172,7 @@ class Reconnector:
             if final is not None:
                 raise final from None
             self.last_failure = describe_response(status, body, proven=proven)
-        except (InvalidURI, ssl.SSLCertVerificationError, socket.gaierror) as error:
+        except (InvalidURI, CertificateError, ssl.SSLCertVerificationError, socket.gaierror) as error:
             self.last_failure = _describe(error)
             if not self.resuming:
                 raise ConnectionFailedError(f"cannot connect to {self._dialer}: {error}") from error
@@ -240,9 +241,17 @@ class Reconnector:
         headers[NONCE_HEADER] = nonce = new_nonce()
         self._prover = Prover.of_request(nonce, route.token)
         max_size = self._limits.max_websocket_message
-        return await open_connection(
-            route, self._path, headers, self._receiver, max_size=max_size, is_gateways=self._is_gateways
-        )
+        try:
+            return await open_connection(
+                route, self._path, headers, self._receiver, max_size=max_size, is_gateways=self._is_gateways
+            )
+        except (ssl.SSLError, ConnectionResetError, InvalidMessage) as error:
+            if route.certificates is None:
+                raise
+            why = await call_in_thread(route.certificates.explain, route.url, error)
+            if why is None:
+                raise
+            raise CertificateError(why) from error
 
     def _is_gateways(self, response: Response) -> bool:
         """Whether the gateway that holds the session has made this response to the attempt under way."""

@@ -40,7 +40,7 @@ class WithoutPortForward(WithoutRights):
 
 
 def cluster_of(api: FakeApi, *, inside: bool = False, url: str | None = None) -> Cluster:
-    return Cluster(cast("Api", api), inside=inside, url=url, ca=None)
+    return Cluster(cast("Api", api), inside=inside, url=url)
 
 
 @pytest.fixture

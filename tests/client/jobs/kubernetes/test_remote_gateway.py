@@ -91,7 +91,7 @@ def running(gateway: FakeGateway) -> Iterator[RemoteGateway]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield RemoteGateway(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", "token", None)
+        yield RemoteGateway(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", "token")
     finally:
         server.shutdown()
         thread.join()
@@ -154,7 +154,7 @@ def test_a_gateway_that_was_reached_once_may_be_unreachable_for_a_while(monkeypa
                 yield JobUp(job=JOB)
 
     monkeypatch.setattr(RemoteGateway, "_ask", ask)
-    assert RemoteGateway("ws://127.0.0.1:1", "token", None).start(REQUEST) == JOB
+    assert RemoteGateway("ws://127.0.0.1:1", "token").start(REQUEST) == JOB
 
 
 def test_the_client_gives_up_on_a_gateway_that_stays_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_job_is_reached_with_the_drivers_own_token_as_it_is_now(
     file.write_text("first\n")
     monkeypatch.delenv("MESHGATE_TOKEN", raising=False)
     monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(file))
-    dialer = RemoteGateway("ws://127.0.0.1:1", None, None).dialer(JOB.model_copy(update={"token": ""}))
+    dialer = RemoteGateway("ws://127.0.0.1:1", None).dialer(JOB.model_copy(update={"token": ""}))
     assert asyncio.run(dialer.dial()).token == "first"
     file.write_text("renewed\n")
     assert asyncio.run(dialer.dial()).token == "renewed"
@@ -271,7 +271,7 @@ def test_a_rejected_token_is_an_authentication_error() -> None:
 
 def test_an_unreachable_gateway_is_reported_at_once() -> None:
     with closed_port() as port:
-        remote = RemoteGateway(f"ws://127.0.0.1:{port}", "token", None)
+        remote = RemoteGateway(f"ws://127.0.0.1:{port}", "token")
         for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
             with pytest.raises(ConnectionFailedError, match=r"^cannot reach the gateway at"):
                 call()
