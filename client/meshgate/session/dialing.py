@@ -53,6 +53,7 @@ class Route:
     certificates: Certificates | None = None  # those in ``ssl``, to explain its errors
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
+    renews_token: bool = False  # whether the token may be another one for the next connection
 
     @property
     def token(self) -> str | None:
@@ -136,6 +137,7 @@ class UrlDialer:
             certificates=self.certificates,
             headers=headers,
             through_proxy=self._through_proxy,
+            renews_token=callable(self._token),
         )
         return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
 

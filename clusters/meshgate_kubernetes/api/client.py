@@ -378,7 +378,7 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         with self._lock:  # the hook that refreshes an expired token is not thread-safe
-            value = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            value = _credentials().bearer(self._configuration)
         return {"Authorization": value} if value else {}
 
     def _json(

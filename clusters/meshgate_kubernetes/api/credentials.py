@@ -17,6 +17,8 @@ import yaml
 
 from meshgate_kubernetes.errors import NoCluster, Unauthenticated
 
+log = logging.getLogger("meshgate.jobs.kubernetes")
+
 Load: TypeAlias = Callable[[Any], str]
 """Completes a ``kubernetes.client.Configuration`` and returns the default namespace, or an empty string."""
 
@@ -55,6 +57,19 @@ def from_kubeconfig(path: str | Path | None, context: str | None) -> tuple[Load,
         return str(used["context"].get("namespace") or "")
 
     return load, f"the kubeconfig {chosen}"
+
+
+def bearer(configuration: Any) -> str | None:
+    """The value of the ``Authorization`` header now.
+
+    A credential plugin runs again if its token expires within five minutes. If it fails, the previous token is used: it
+    may still be valid, and when the API server rejects it, the plugin runs again and its error is raised.
+    """
+    with _plugin_errors() as errors:
+        value: str | None = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+    for error in errors:
+        log.info("the credential plugin of the kubeconfig failed, and the previous token is used: %s", error)
+    return value
 
 
 def from_service_account() -> tuple[Load, str]:

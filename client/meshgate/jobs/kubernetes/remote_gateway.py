@@ -78,9 +78,9 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
     def __init__(self, url: str, token: str | None) -> None:
         """``token``: instead of the one that ``find_token`` finds for each connection. Raises JobError if that finds
         none now."""
-        if token is None:
-            find_token()
-        super().__init__(url, _token_to_dial if token is None else token, parse_reply, CREATES_NONE)
+        found = token or find_token()
+        renewed = not token and not os.environ.get("MESHGATE_TOKEN")  # a file's
+        super().__init__(url, _token_to_dial if renewed else found, parse_reply, CREATES_NONE)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Starts the job through the gateway. Raises JobStartFailed, leaving nothing behind, and

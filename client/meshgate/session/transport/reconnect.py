@@ -69,6 +69,7 @@ class Reconnector:
         self._holder = secrets.token_hex(16)
         self._gateway: str | None = None  # the name, in its proofs, of the gateway that holds the session
         self._prover: Prover | None = None  # of the attempt under way
+        self._renews_token = False  # of that attempt's route
         self.attempts = 0  # since a connection has proved to work, which resets it: without delay after the next cut
         self._stopped = False
         self._accepted = False  # whether the last attempt led to a connection
@@ -169,7 +170,9 @@ class Reconnector:
             status, body = error.response.status_code, bytes(error.response.body or b"")
             proven = self._is_gateways(error.response)
             final = error_of_response(status, body, str(self._dialer), proven=proven, resuming=self.resuming)
-            if final is not None:
+            # Of a token that expires, the next one may be late.
+            late = status == HTTPStatus.UNAUTHORIZED and self.resuming and self._renews_token
+            if final is not None and not late:
                 raise final from None
             self.last_failure = describe_response(status, body, proven=proven)
         except (InvalidURI, CertificateError, ssl.SSLCertVerificationError, socket.gaierror) as error:
@@ -239,7 +242,7 @@ class Reconnector:
         if self._takes_over and not self.resuming:
             headers["Meshgate-Attach"] = "1"
         headers[NONCE_HEADER] = nonce = new_nonce()
-        self._prover = Prover.of_request(nonce, route.token)
+        self._prover, self._renews_token = Prover.of_request(nonce, route.token), route.renews_token
         max_size = self._limits.max_websocket_message
         try:
             return await open_connection(

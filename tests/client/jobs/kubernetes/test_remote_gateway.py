@@ -210,12 +210,16 @@ def test_a_job_is_reached_with_the_drivers_own_token_as_it_is_now(
     monkeypatch.delenv("MESHGATE_TOKEN", raising=False)
     monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(file))
     dialer = RemoteGateway("ws://127.0.0.1:1", None).dialer(JOB.model_copy(update={"token": ""}))
-    assert asyncio.run(dialer.dial()).token == "first"
+    route = asyncio.run(dialer.dial())
+    assert (route.token, route.renews_token) == ("first", True)
     file.write_text("renewed\n")
     assert asyncio.run(dialer.dial()).token == "renewed"
     file.unlink()
     with pytest.raises(ConnectionFailedError, match="MESHGATE_TOKEN_FILE"):
         asyncio.run(dialer.dial())
+    monkeypatch.setenv("MESHGATE_TOKEN", "constant")
+    route = asyncio.run(RemoteGateway("ws://127.0.0.1:1", None)._dialer.dial())
+    assert (route.token, route.renews_token) == ("constant", False)
 
 
 LISTED = ListedJob(name="trainer", namespace="team", uid="1", meshes={"workers": 1}, created=0.0, owner="alice")

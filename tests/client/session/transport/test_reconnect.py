@@ -55,13 +55,15 @@ class FakeDialer:
     def __init__(self, outcomes: Iterator[Exception | None]) -> None:
         self.outcomes = outcomes
         self.reason_gone: str | None = None
+        self.renews_token = False
 
     async def dial(self) -> Route:
         outcome = next(self.outcomes)
         if outcome is not None and not isinstance(outcome, Answer):
             raise outcome
         ANSWERS.append(outcome or Answer(101))
-        return Route("ws://gateway", headers={"Authorization": "Bearer the-token"})
+        headers = {"Authorization": "Bearer the-token"}
+        return Route("ws://gateway", headers=headers, renews_token=self.renews_token)
 
     async def gone(self) -> str | None:
         return self.reason_gone
@@ -333,6 +335,23 @@ def test_an_attempt_that_is_cancelled_as_it_connects_leaves_no_connection(
 def test_a_final_response_ends_the_attempts(delays: list[float]) -> None:
     with pytest.raises(AuthenticationError, match="no token"):
         connect(reconnector(REFUSED, Answer(401, error="no token")))
+
+
+@pytest.mark.parametrize("resuming", [False, True])
+@pytest.mark.parametrize("renews_token", [False, True])
+@pytest.mark.parametrize("status", [401, 403])
+def test_only_a_session_waits_for_a_token_and_only_for_one_that_is_renewed(
+    delays: list[float], headers: list[dict[str, str]], resuming: bool, renews_token: bool, status: int
+) -> None:
+    tried = reconnector(Answer(status, error="the token has expired"), None)
+    assert isinstance(tried._dialer, FakeDialer)
+    tried.resuming, tried._dialer.renews_token = resuming, renews_token
+    if resuming and renews_token and status == 401:
+        connect(tried)
+        assert tried.last_failure == "HTTP 401: the token has expired"
+    else:
+        with pytest.raises(AuthenticationError, match="the token has expired"):
+            connect(tried)
 
 
 STRAY_ANSWERS = [Answer(status, gateway="", error="not here") for status in (101, 302, 400, 401, 403, 404, 410, 426)]

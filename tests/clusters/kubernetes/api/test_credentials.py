@@ -1,8 +1,13 @@
-"""Credentials are found as kubectl finds them, and what is wrong with them is named."""
+"""Credentials are found and renewed as kubectl does it, and what is wrong with them is named."""
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -50,4 +55,97 @@ def test_the_error_of_a_credential_plugin_is_raised_and_not_logged(
     path.write_text(KUBECONFIG)
     with pytest.raises(Unauthenticated, match=r"credential plugin .*kubeconfig .* failed: .*7. token has expired"):
         Api.from_kubeconfig(path)
+    assert not caplog.records
+
+
+class Login:
+    """An API server, and the kubeconfig of a user whose credential plugin gives ``token``, which expires within
+    ``lifetime``. The server accepts ``accepted``."""
+
+    def __init__(self, directory: Path, server: ThreadingHTTPServer) -> None:
+        self.path, self._runs, self._credential = (directory / name for name in ("kubeconfig", "runs", "credential"))
+        self.accepted = ""
+        script = directory / "plugin"
+        script.write_text(f"#!/bin/sh\necho run >>{self._runs}\n. {self._credential}\n")
+        script.chmod(0o755)
+        user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)}}
+        text = KUBECONFIG.partition("users:")[0].replace("127.0.0.1:1", f"127.0.0.1:{server.server_port}")
+        self.path.write_text(text + f"users: {json.dumps([{'name': 'u', 'user': user}])}\n")
+
+    def give(self, token: str, lifetime: timedelta | None) -> None:
+        status = {"token": token}
+        if lifetime is not None:
+            status["expirationTimestamp"] = f"{datetime.now(timezone.utc) + lifetime:%Y-%m-%dT%H:%M:%SZ}"
+        credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+        self._credential.write_text(f"echo '{json.dumps(credential)}'\n")
+
+    def fail(self, reason: str) -> None:
+        self._credential.write_text(f"echo '{reason}' >&2\nexit 1\n")
+
+    @property
+    def runs(self) -> int:
+        return len(self._runs.read_text().splitlines())
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Iterator[Login]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            accepted = self.headers.get("Authorization") == f"Bearer {login.accepted}"
+            body = b'{"metadata": {"name": "a"}}' if accepted else b"{}"
+            self.send_response(200 if accepted else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        login = Login(tmp_path, server)
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        yield login
+        server.shutdown()
+        serving.join()
+
+
+def test_a_token_is_renewed_by_the_plugin_before_it_expires_and_not_earlier(login: Login) -> None:
+    login.give("first", timedelta(seconds=20))
+    login.accepted = "second"
+    api = Api.from_kubeconfig(login.path)
+    login.give("second", timedelta(hours=1))
+    for _ in range(3):
+        api.get("Pod", "a", "team")
+        assert api.port_forward("a", "team", 1).headers == {"Authorization": "Bearer second"}
+    assert login.runs == 2
+
+
+@pytest.mark.parametrize("lifetime", [None, timedelta(hours=1)])
+def test_a_token_that_the_server_rejects_is_renewed_whatever_its_plugin_said(
+    login: Login, lifetime: timedelta | None
+) -> None:
+    login.give("first", lifetime)
+    login.accepted = "first"
+    api = Api.from_kubeconfig(login.path)
+    api.get("Pod", "a", "team")
+    login.give("second", lifetime)
+    login.accepted = "second"
+    api.get("Pod", "a", "team")
+    assert api.port_forward("a", "team", 1).headers == {"Authorization": "Bearer second"}
+    assert login.runs == 2
+
+
+def test_a_plugin_that_fails_is_an_error_only_once_its_last_token_is_rejected(
+    login: Login, caplog: pytest.LogCaptureFixture
+) -> None:
+    login.give("first", timedelta(seconds=20))
+    login.accepted = "first"
+    api = Api.from_kubeconfig(login.path)
+    login.fail("the login has expired: run tsh login")
+    api.get("Pod", "a", "team")
+    login.accepted = "second"
+    with pytest.raises(Unauthenticated, match=r"kubeconfig .*kubeconfig .* failed: .*the login has expired: run tsh"):
+        api.get("Pod", "a", "team")
+    login.give("second", timedelta(seconds=20))
+    api.get("Pod", "a", "team")
     assert not caplog.records
