@@ -108,5 +108,5 @@ def test_a_wrong_token_and_an_untrusted_certificate_are_reported(
         with ingress(job, kubectl, tmp_path) as (place, _, environment):
             with pytest.raises(AssertionError, match="set MESHGATE_TOKEN"):
                 place.run(program, environment | {"MESHGATE_TOKEN": "x" * 32})
-            with pytest.raises(AssertionError, match="signed by 'O=tests, CN=test CA'.* set MESHGATE_CA"):
+            with pytest.raises(AssertionError, match=r"signed by 'O=tests, CN=test CA'.* set MESHGATE_CA"):
                 place.run(program, {name: value for name, value in environment.items() if name != "MESHGATE_CA"})

@@ -99,13 +99,13 @@ class Certificates:
 
         try:
             context.load_cert_chain(cert.path, key.path, no_password)
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
+            return _Issued.of(cert.path.read_text(errors="replace"))
+        except (ssl.SSLError, ValueError) as error:
+            if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
                 raise ConnectionFailedError(f"the key {key} is not that of the certificate {cert}") from error
             raise ConnectionFailedError(
                 f"cannot use the client certificate {cert} with the key {key}: both must be in PEM format ({error})"
             ) from error
-        return _Issued.of(cert.path.read_text(errors="replace"))
 
     def explain(self, url: str, error: Exception) -> str | None:
         """Why this client and the server at ``url`` reject each other's certificates, if that has caused ``error``.
