@@ -3,7 +3,8 @@
 Reads a line with a JSON object from stdin and writes one line to stdout: ``MARK`` and a JSON object. ``start`` submits
 a job, and starts a gateway that outlives this program unless the job starts it on its first node; ``submit`` submits a
 job with a client of its own; ``state`` is about a gateway here, ``report`` about a job with its gateway on a node;
-``end`` ends any job and waits until Slurm reports the end.
+``end`` ends any job and waits until Slurm reports the end; ``list`` lists the jobs that any machine of the user has
+submitted.
 
 After the reply about a job that it has submitted, this program waits for ``CONFIRMATION`` on stdin. If stdin ends
 instead, its client was interrupted, killed or cut off, and it ends the job: no job is left that no client knows of. For
@@ -53,6 +54,7 @@ from meshgate_slurm.messages import (
     RunningSlurmJob,
     StartRequest,
 )
+from meshgate_slurm.records import forget_job, list_jobs, record_job
 from meshgate_slurm.script import batch_log, client_script, gateway_script, log_directory
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, read_end
@@ -71,6 +73,7 @@ def main() -> None:
         "state": _state,
         "report": _report,
         "end": _end,
+        "list": lambda _: list_jobs(),
     }
     action = actions.get(sys.argv[1] if len(sys.argv) == 2 else "")
     if action is None:
@@ -116,12 +119,13 @@ def _start(text: str) -> BaseModel:
     directory = Path.home() / ".meshgate" / "slurm" / request.apply_id
     end_leftovers(directory)
     if request.spec.gateway_on == "login":
-        return start_gateway(directory, request.apply_id, request.spec)
+        return _recorded(start_gateway(directory, request.apply_id, request.spec), request.spec)
     token = write_token(directory)
     try:
         spec = commands.with_share(request.spec)
         script = gateway_script(spec, sys.executable, _make_log_directory(spec), str(directory))
-        return _submit_script(request.apply_id, spec, script, str(Path.home()), directory=str(directory), token=token)
+        job = _submit_script(request.apply_id, spec, script, str(Path.home()), directory=str(directory), token=token)
+        return _recorded(job, request.spec)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -133,7 +137,19 @@ def _submit(text: str) -> BaseModel:
     _claim(request.apply_id)
     spec = commands.with_share(request.spec)
     script = client_script(spec, sys.executable, _make_log_directory(spec), request.client)
-    return _submit_script(request.apply_id, spec, script, os.path.expanduser(request.directory))
+    job = _submit_script(request.apply_id, spec, script, os.path.expanduser(request.directory))
+    return _recorded(job, request.spec)
+
+
+def _recorded(reply: RunningSlurmJob | Rejected, spec: SlurmSpec) -> RunningSlurmJob | Rejected:
+    """Records the job. If that fails, ends it."""
+    if isinstance(reply, RunningSlurmJob):
+        try:
+            record_job(reply, spec)
+        except BaseException:
+            _end(reply.model_dump_json())
+            raise
+    return reply
 
 
 def _claim(apply_id: str) -> None:
@@ -238,6 +254,7 @@ def _end(text: str) -> BaseModel:
     state = _wait_job_ended(job.job_id)
     if job.directory and job.host in ("", host_name()):
         remove_files(Path(job.directory))
+    forget_job(job.job_id)
     return Ended(state=state)
 
 

@@ -24,6 +24,7 @@ from meshgate_slurm.status import JobStatus
 
 ADDRESS_FILE = "address.json"  # in the directory of a job with its gateway on a node: a GatewayAddress
 JOB_FILE = "MESHGATE_SLURM_JOB"  # the variable with the path of the file that describes a batch job to its client
+PYTHON_FILE = "~/.meshgate/slurm/python"  # a program that runs the Python of the last submission
 MARK = "meshgate-slurm: "  # begins the line with the reply: shell start-up files may print other lines
 CONFIRMATION = "confirmed\n"  # from the client that has read the reply about the job that it submits
 
@@ -144,6 +145,30 @@ class JobReport(_Model):
             nodes=nodes,
             failed=failed,
         )
+
+
+class RecordedJob(_Model):
+    """What the cluster keeps of a job for other machines of its user. ``created`` is in seconds since 1970."""
+
+    created: float
+    job: RunningSlurmJob
+    spec: SlurmSpec
+
+
+class ListedJob(_Model):
+    """A recorded job that has not ended. ``age``: the seconds since its submission."""
+
+    job: RunningSlurmJob
+    spec: SlurmSpec
+    report: JobReport
+    age: float
+
+
+class JobList(_Model):
+    """``unreadable``: the numbers of other jobs, which another version of meshgate has recorded."""
+
+    jobs: tuple[ListedJob, ...] = ()
+    unreadable: tuple[int, ...] = ()
 
 
 def read_answer(output: str, kind: type[AnswerT]) -> AnswerT | Rejected | None:

@@ -27,7 +27,9 @@ INTERRUPTED = 130
 UNLIMITED_WIDTH = 10_000  # columns
 
 
-Job = Annotated[str | None, typer.Argument(metavar="JOB", help="An id, a job file, or with -n a name.")]
+Job = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="An id that `meshgate ls` lists, a job file, or with -n a name.")
+]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="The job is in this namespace of a Kubernetes cluster.")
 ]

@@ -37,13 +37,24 @@ def list_jobs(
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Jobs in all namespaces of a Kubernetes cluster.")
     ] = False,
+    login: Annotated[
+        str | None,
+        typer.Option("--login", help="Your jobs on the Slurm cluster of this login node, a destination of ssh."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List running jobs.
 
     Shows the jobs of this machine and those that you may use behind the provisioning gateway of MESHGATE_URL; with a
-    namespace, those of that gateway or of the cluster that KUBECONFIG names.
+    namespace, those of that gateway or of the cluster that KUBECONFIG names; with --login, your Slurm jobs, whichever
+    machine has submitted them.
     """
+    if login is not None:
+        if namespace is not None or all_namespaces:
+            raise typer.BadParameter("--login lists the jobs of a Slurm cluster, which has no namespaces")
+        found = slurm_jobs(login)
+        emit(found, as_json, lambda console: console.print(_slurm_table(found, login)))
+        return
     if namespace is not None or all_namespaces:
         searched = "" if all_namespaces else namespace or ""
         jobs = cluster_jobs(searched)
@@ -131,13 +142,13 @@ def _local_table(jobs: Jobs) -> object:
 def _kill_here(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
     """Calls ``report`` with a line for each job that was ended."""
     # Imported here because `meshgate ls` does not need them.
-    from meshgate.jobs.find import find_job  # noqa: PLC0415
+    from meshgate.jobs.find import find_job, slurm_name  # noqa: PLC0415
     from meshgate.jobs.local_gateway import stop_gateway  # noqa: PLC0415
 
     running = list(registry.entries())
     if not ids and not all_jobs:
         raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")
-    files = [] if all_jobs else [name for name in ids if os.sep in name or os.path.exists(name)]
+    files = [] if all_jobs else [name for name in ids if slurm_name(name) or os.sep in name or os.path.exists(name)]
     saved = [find_job(path) for path in files]
     here = [entry for entry in running if not entry.place]
     found = here if all_jobs else [_find(running, prefix) for prefix in ids if prefix not in files]
@@ -168,6 +179,39 @@ def _find(running: list[registry.LocalEntry], prefix: str) -> registry.LocalEntr
 def _with_tilde(directory: str) -> str:
     home = os.path.expanduser("~")
     return f"~{directory[len(home) :]}" if directory == home or directory.startswith(f"{home}/") else directory
+
+
+def slurm_jobs(login: str) -> Jobs:
+    """The Slurm jobs of this user. Says on stderr which of them cannot be read."""
+    from meshgate.jobs.find import at_login  # noqa: PLC0415 - not for other jobs
+    from meshgate.jobs.slurm.job import jobs_at  # noqa: PLC0415
+
+    listed = jobs_at(at_login(login))
+    for number in listed.unreadable:
+        typer.echo(f"meshgate: Slurm job {number} is not listed: another version of meshgate submitted it", err=True)
+    return Jobs(
+        jobs=[
+            JobRow(
+                id=f"{login}:{each.job.job_id}",
+                kind="SlurmJob",
+                name=each.spec.job_name,
+                state=f"{each.report.state} ({each.report.why})" if each.report.why else each.report.state,
+                meshes=each.job.meshes,
+                age=round(each.age, 1),
+            )
+            for each in listed.jobs
+        ]
+    )
+
+
+def _slurm_table(jobs: Jobs, login: str) -> object:
+    """What a terminal shows."""
+    if not jobs.jobs:
+        return f"no Slurm jobs at {login}"
+    found = new_table("ID", "NAME", "STATE", "MESHES", "AGE")
+    for job in jobs.jobs:
+        found.add_row(job.id, job.name, job.state, meshes_text(job.meshes), age_text(job.age))
+    return found
 
 
 def cluster_jobs(namespace: str) -> Jobs:

@@ -32,9 +32,11 @@ class LateRank(Result):
 class JobRow(Result):
     """A running job."""
 
-    id: str = Field(description="what other commands take: the id, or in a cluster the name")
+    id: str = Field(description="what other commands take: the id, in a cluster the name, of a Slurm job login:number")
     kind: str = Field(description="the class of the job; empty in a cluster")
     namespace: str = Field(default="", description="in a cluster")
+    name: str = Field(default="", description="of a Slurm job")
+    state: str = Field(default="", description="of a Slurm job, with the reason if it waits in the queue")
     meshes: dict[str, int] | None = Field(description="number of hosts by mesh; null: another version of meshgate's")
     age: float = Field(description="seconds since it was started")
     owner: str = ""

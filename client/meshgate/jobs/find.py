@@ -1,4 +1,5 @@
-"""Finds a running job by what a person types: an id, a name in a namespace, or a job file."""
+"""Finds a running job by what a person types: an id, a name in a namespace, a job file, or a login node with Slurm's
+number of the job."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from meshgate.jobs.trait import JobTrait, job_load
 def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
     """The running job ``name``.
 
-    With ``namespace``, the name of a job in that namespace of a cluster. Otherwise the path of a job file, or the
-    beginning of the id of a job on this machine. Without a name, the job saved in this directory, the only one started
-    here, or the only one on this machine. Raises JobNotRunning, or JobError if the name fits several jobs.
+    With ``namespace``, the name of a job in that namespace of a cluster. Otherwise the path of a job file, the
+    beginning of the id of a job on this machine, or ``login:number`` of a Slurm job. Without a name, the job saved in
+    this directory, the only one started here, or the only one on this machine. Raises JobNotRunning, or JobError if the
+    name fits several jobs.
     """
     if name == "":  # as of a shell's variable that is not set
         raise JobError("the name of the job is empty; run `meshgate ls` to list the jobs")
@@ -25,6 +27,10 @@ def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
         return _in_cluster(name, namespace)
     if name is None and os.path.exists(DEFAULT_JOB_PATH):
         name = DEFAULT_JOB_PATH
+    if name is not None and (found := slurm_name(name)) is not None:
+        from meshgate.jobs.slurm.job import SlurmJob  # noqa: PLC0415 - only these jobs need it
+
+        return SlurmJob.find(found[1], at_login(found[0]))
     if name is not None and (os.sep in name or os.path.exists(name)):
         return _from_file(name)
     entry = find_local(name)
@@ -62,6 +68,17 @@ def find_local(prefix: str | None) -> registry.LocalEntry:
     if matching:
         raise JobError(f"{len(matching)} job ids begin with {prefix!r}; {listing}")
     raise JobNotRunning(f"no job id begins with {prefix!r}, and there is no such job file; {listing}")
+
+
+def at_login(login: str) -> str | None:
+    """The destination of ssh; None for ``localhost``, a login node on which the command itself runs."""
+    return None if login == "localhost" else login
+
+
+def slurm_name(name: str) -> tuple[str, int] | None:
+    """The login node and the number of a Slurm job in ``user@host:4711``; None if it is another name or a file."""
+    login, _, number = name.rpartition(":")
+    return (login, int(number)) if login and number.isdecimal() and not os.path.exists(name) else None
 
 
 def _from_file(path: str) -> JobTrait:

@@ -71,6 +71,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text.format(directory=tmp_path))
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / "calls"
 
 
@@ -88,6 +89,20 @@ def confirm(printed: str) -> bool:
 def test_a_job_that_its_client_confirms_is_kept(tmp_path: Path, calls: Path) -> None:
     assert run_submission(SUBMIT, request(tmp_path), confirm, DEADLINE).returncode == 0
     assert calls.read_text() == "sbatch 0\n"
+    assert recorded(tmp_path) == ["0.json"]
+
+
+def recorded(home: Path) -> list[str]:
+    return sorted(os.listdir(home / ".meshgate/slurm/jobs"))
+
+
+def test_a_job_that_cannot_be_recorded_is_ended(tmp_path: Path, calls: Path) -> None:
+    (tmp_path / ".meshgate").touch()
+    ran = run_submission(SUBMIT, request(tmp_path), lambda printed: False, DEADLINE)
+    reply = read_answer(ran.stdout, RunningSlurmJob)
+    assert isinstance(reply, Rejected)
+    assert "Not a directory" in reply.error
+    assert calls.read_text() == "sbatch 0\nscancel 0\n"
 
 
 def test_a_job_whose_client_is_interrupted_when_it_has_read_the_reply_is_ended(tmp_path: Path, calls: Path) -> None:
@@ -103,6 +118,7 @@ def test_a_job_whose_client_is_interrupted_when_it_has_read_the_reply_is_ended(t
 def test_a_job_that_its_client_does_not_take_is_ended_before_the_program_exits(tmp_path: Path, calls: Path) -> None:
     assert run_submission(SUBMIT, request(tmp_path), lambda printed: False, DEADLINE).returncode == 1
     assert calls.read_text() == "sbatch 0\nscancel 0\n"
+    assert recorded(tmp_path) == []
 
 
 def test_the_job_of_a_client_that_was_gone_before_the_reply_ends_before_the_next_submission_of_it(
@@ -132,7 +148,6 @@ def test_a_job_is_submitted_by_one_program_at_a_time(
     tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, action: Callable[[str], object]
 ) -> None:
     monkeypatch.setattr(login, "CLAIM_TIMEOUT", 0)
-    monkeypatch.setenv("HOME", str(tmp_path))
     login._claim(str(uuid.uuid4()))
     given = request(tmp_path)
     login._claim(json.loads(given)["apply_id"])

@@ -35,7 +35,10 @@ _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
 _SECONDS = {"type": "number", "description": "seconds"}
 _EDIT = Edit.model_json_schema()
-_JOB = {"type": "string", "description": "id or file of the job, or with namespace its name; default: the only one"}
+_JOB = {
+    "type": "string",
+    "description": "id that ls lists or file of the job, or with namespace its name; default: the only one",
+}
 _NAMESPACE = {"type": "string", "description": "of a Kubernetes cluster, if the job runs there"}
 
 
@@ -70,7 +73,11 @@ class Tool:
 
 
 TOOLS: dict[str, Tool] = {
-    "ls": Tool("Running jobs of this machine, or of a namespace of a cluster.", job=""),
+    "ls": Tool(
+        "Running jobs of this machine, of a namespace of a Kubernetes cluster, or of a Slurm cluster.",
+        {"login": {"type": "string", "description": "the login node of a Slurm cluster, as ssh takes it"}},
+        job="",
+    ),
     "status": Tool("Hosts, code versions, sessions, meshes and calls in flight of a job."),
     "why": Tool("What a job waits for: calls in flight, and the stacks of the ranks that have not answered."),
     "stacks": Tool("Python stacks of all processes of a job.", {"rank": _NUMBER}),

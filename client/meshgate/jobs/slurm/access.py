@@ -27,11 +27,13 @@ from meshgate.jobs.slurm.login_node import SSH_FAILED, LoginNode, Output, python
 from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread, describe_response, is_gateway_url
 from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient, get
 from meshgate_slurm.messages import (
+    PYTHON_FILE,
     BatchRequest,
     Ended,
     EndJob,
     GatewayState,
     JobEnded,
+    JobList,
     JobReport,
     JobUp,
     ProvisioningReply,
@@ -324,6 +326,20 @@ def report(login: LoginNode, job: RunningSlurmJob, python: str) -> JobReport:
 def end(login: LoginNode, job: RunningSlurmJob, python: str) -> Ended:
     """Ends the gateway and the Slurm job, and waits until Slurm reports the end. Raises JobError."""
     return _require(login, _ask(login, python, "end", job.model_dump_json(), Ended))
+
+
+def list_jobs(login: LoginNode) -> JobList:
+    """The jobs of this user that have not ended, submitted by any machine. Raises JobError."""
+    output = _run(login, login.run, PYTHON_FILE, "list", "")
+    answer = _read(login, output.stdout, JobList)
+    if answer is None and output.code == COMMAND_NOT_FOUND:
+        raise JobError(
+            f"{login} has no jobs to list: {PYTHON_FILE} does not run there ({output.stderr.strip()[-2000:]}). Each "
+            "submission by SlurmJob writes this file; submit a job if the Python of the last one is gone"
+        )
+    if answer is None:
+        raise _no_reply(login, output, PYTHON_FILE)
+    return _require(login, answer)
 
 
 def _require(login: LoginNode, reply: Reply | Rejected) -> Reply:

@@ -24,14 +24,14 @@ from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.joined import join
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
-from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url
-from meshgate.jobs.slurm.login_node import SshLogin, ThisMachine, check_login
+from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url, list_jobs
+from meshgate.jobs.slurm.login_node import LoginNode, SshLogin, ThisMachine, check_login
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 from meshgate.progress import Block, progress_mode
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
-from meshgate_slurm.messages import BatchRequest, JobReport, RunningSlurmJob, StartRequest, surrounding_job
+from meshgate_slurm.messages import BatchRequest, JobList, JobReport, RunningSlurmJob, StartRequest, surrounding_job
 from meshgate_slurm.spec import SlurmSpec
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
@@ -180,6 +180,24 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if self._arguments["meshes"]:
             build_spec(changed)
         self._arguments = changed
+
+    @classmethod
+    def find(cls, job_id: int, login: str | None = None) -> Self:
+        """The job of this number that this user has submitted with meshgate from any machine. ``attach`` takes over its
+        detached session. Raises JobNotRunning if there is none that has not ended, and JobError."""
+        listed, where = jobs_at(login), login or "this machine"
+        if job_id in listed.unreadable:
+            raise JobError(f"another version of meshgate has submitted Slurm job {job_id}: use that version for it")
+        found = next((each for each in listed.jobs if each.job.job_id == job_id), None)
+        if found is None:
+            raise JobNotRunning(
+                f"there is no running Slurm job {job_id} that you have submitted with meshgate on {where}; run "
+                f"`meshgate ls --login {login or 'localhost'}` to list those"
+            )
+        spec = {"spec": found.spec.model_dump(mode="json"), "login": login, "job_start_timeout": None}
+        job = cls._restore(spec, found.job.model_dump(mode="json"))
+        job._apply_id, job._status = found.job.apply_id, "running"
+        return job
 
     # --- implementation of JobTrait
 
@@ -354,6 +372,15 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if self._login_name is not None:
             return kind(SshLogin(self._login_name), python)
         return kind(ThisMachine(), sys.executable if python == "python" else python)
+
+
+def jobs_at(login: str | None) -> JobList:
+    """The jobs of this user on the cluster of a login node, or of this machine. Raises JobError."""
+    node: LoginNode = ThisMachine() if login is None else SshLogin(login)
+    try:
+        return list_jobs(node)
+    finally:
+        node.close()
 
 
 def build_spec(arguments: Mapping[str, Any]) -> SlurmSpec:

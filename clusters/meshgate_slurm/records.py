@@ -1,0 +1,85 @@
+"""The jobs that a user has submitted, in files on the cluster, by which another machine of the user finds them.
+
+There is one file for each job, ``jobs/<number>.json``, with what it takes to use or end the job. It contains the job's
+token, so only its owner can read it. Killing the job removes the file, and so does ``list_jobs`` once Slurm has ended
+the job. ``python`` runs the Python of the last submission, since a machine that looks for jobs does not know any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from meshgate_slurm import commands
+from meshgate_slurm.messages import PYTHON_FILE, JobList, JobReport, ListedJob, RecordedJob, RunningSlurmJob
+from meshgate_slurm.spec import SlurmSpec
+
+JOBS = "~/.meshgate/slurm/jobs"
+
+
+def record_job(job: RunningSlurmJob, spec: SlurmSpec) -> None:
+    """Raises OSError."""
+    spec = spec.model_copy(update={"python_exe": sys.executable})  # which other machines run on the login node
+    record = RecordedJob(created=time.time(), job=job, spec=spec)
+    _replace(_file(job.job_id), record.model_dump_json(), 0o600)
+    _replace(Path(PYTHON_FILE).expanduser(), f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', 0o700)
+
+
+def forget_job(job_id: int) -> None:
+    """Raises OSError."""
+    _file(job_id).unlink(missing_ok=True)
+
+
+def list_jobs() -> JobList:
+    """The recorded jobs that have not ended, oldest first. Raises SlurmError and OSError."""
+    records, unreadable = dict(_read_records()), []
+    known = commands.jobs(records) if records else {}
+    found = []
+    for number, record in records.items():
+        status = known.get(number)
+        if status is None or status.ended:
+            forget_job(number)
+        elif record is None:
+            unreadable.append(number)
+        else:
+            report = JobReport.of(status, record.spec.nodes)
+            found.append(ListedJob(job=record.job, spec=record.spec, report=report, age=time.time() - record.created))
+    found.sort(key=lambda listed: listed.job.job_id)
+    return JobList(jobs=tuple(found), unreadable=tuple(sorted(unreadable)))
+
+
+def _read_records() -> Iterator[tuple[int, RecordedJob | None]]:
+    """The recorded jobs by number; None if another version of meshgate has recorded it."""
+    for path in Path(JOBS).expanduser().glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another program has removed it
+            data = path.read_bytes()
+            try:
+                yield int(path.stem), RecordedJob.model_validate_json(data)
+            except ValidationError:
+                yield int(path.stem), None
+
+
+def _file(job_id: int) -> Path:
+    return Path(JOBS).expanduser() / f"{job_id}.json"
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    """Writes the file at once with its content: other programs may be reading it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(descriptor, mode)
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
