@@ -33,6 +33,7 @@ from meshgate.errors import (
 )
 from meshgate.session.certificates import SET_CLIENT_CERT, Certificates
 
+PING_INTERVAL = 15.0  # seconds; the shortest idle timeout seen in load balancers is 30
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 T = TypeVar("T")
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -44,6 +45,7 @@ class Route:
     """How to reach a gateway for one connection.
 
     If ``sock``, a connected socket, or ``unix_socket``, a path, is given, it is used instead of dialling ``url``.
+    ``ping_interval``: the seconds between two pings, by which a silent end of the gateway is noticed.
     """
 
     url: str  # ws:// or wss://, without the path of the session
@@ -54,6 +56,7 @@ class Route:
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
     renews_token: bool = False  # whether the token may be another one for the next connection
+    ping_interval: float = PING_INTERVAL
 
     @property
     def token(self) -> str | None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -24,7 +25,15 @@ from meshgate.errors import (
     MeshgateError,
 )
 from meshgate.jobs.slurm.login_node import SSH_FAILED, LoginNode, Output, python_command
-from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread, describe_response, is_gateway_url
+from meshgate.session.dialing import (
+    PING_INTERVAL,
+    Dialer,
+    Route,
+    UrlDialer,
+    call_in_thread,
+    describe_response,
+    is_gateway_url,
+)
 from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient, get
 from meshgate_slurm.messages import (
     PYTHON_FILE,
@@ -47,6 +56,10 @@ from meshgate_slurm.messages import (
 )
 
 QUEUE_INTERVAL = 2.0
+GONE_INTERVAL = 4.0
+# A node that loses power closes no connection. With these pings, the driver knows of the loss, and asks about the job,
+# within 25 s; Slurm's own limit, SlurmdTimeout, is 300 s by default.
+NODE_PING_INTERVAL = 5.0
 ANSWER_TIMEOUT = 200.0  # seconds; the gateway gives the login node 180
 CREATES_NONE = "Pass the URL of a gateway that submits jobs to Slurm (--slurm-policy)"
 MODULE = "meshgate_slurm.login"
@@ -55,7 +68,6 @@ COMMAND_NOT_FOUND = 127
 Reply = TypeVar("Reply", bound=BaseModel)
 Known: TypeAlias = Callable[[RunningSlurmJob], None]
 """Called as soon as a job is submitted, with what it takes to end it."""
-GONE_INTERVAL = 5.0
 
 
 class Access(Protocol):
@@ -161,7 +173,8 @@ class NodeAccess(LoginAccess):
         return not self._ask_slurm(job).ended
 
     def dialer(self, job: RunningSlurmJob) -> Dialer:
-        return SlurmDialer(job, "its first node", lambda: self._find(job), lambda: self._why_gone(job))
+        why = partial(self._why_gone, job)
+        return SlurmDialer(job, "its first node", partial(self._find, job), why, ping_interval=NODE_PING_INTERVAL)
 
     def _find(self, job: RunningSlurmJob) -> str:
         if job.job_id not in self._addresses:
@@ -398,9 +411,16 @@ class SlurmDialer:
     """
 
     def __init__(
-        self, job: RunningSlurmJob, where: str, find: Callable[[], str], why_gone: Callable[[], str | None]
+        self,
+        job: RunningSlurmJob,
+        where: str,
+        find: Callable[[], str],
+        why_gone: Callable[[], str | None],
+        *,
+        ping_interval: float = PING_INTERVAL,
     ) -> None:
         self._job, self._where, self._find, self._why_gone = job, where, find, why_gone
+        self._ping_interval = ping_interval
         self._asked = -GONE_INTERVAL
         self._gone: str | None = None
 
@@ -409,7 +429,7 @@ class SlurmDialer:
             found = await call_in_thread(self._find)
         except JobError as error:
             raise ConnectionFailedError(str(error)) from error
-        return _route(found, self._job)
+        return replace(_route(found, self._job), ping_interval=self._ping_interval)
 
     async def gone(self) -> str | None:
         """Asks at most every ``GONE_INTERVAL``: Slurm's controller, which may be asked, serves the whole site."""

@@ -21,7 +21,7 @@ from websockets.frames import CloseCode, Frame, Opcode, apply_mask  # type: igno
 from websockets.http11 import Response
 from websockets.protocol import OPEN, Event
 
-from meshgate.session.dialing import Route
+from meshgate.session.dialing import PING_INTERVAL, Route
 from meshgate_wire.websocket import FrameReader, binary_header
 
 # A cut is not an error, but the library logs one if a ping is under way. Add a handler to this logger to see them.
@@ -29,8 +29,7 @@ _library_log = logging.getLogger("meshgate.websockets")
 _library_log.addHandler(logging.NullHandler())
 _library_log.propagate = False
 
-PING_INTERVAL = 15.0  # seconds; the shortest idle timeout seen in load balancers is 30
-PING_TIMEOUT = 20.0
+PING_TIMEOUT = 20.0  # seconds
 STALL_TIMEOUT = PING_INTERVAL + PING_TIMEOUT
 STALL_INTERVAL = 5.0  # seconds between two checks for that
 CLOSE_TIMEOUT = 2.0
@@ -261,7 +260,7 @@ async def open_connection(
         logger=_library_log,
         max_size=max_size,
         open_timeout=None,
-        ping_interval=PING_INTERVAL,
+        ping_interval=route.ping_interval,
         ping_timeout=PING_TIMEOUT,
         close_timeout=CLOSE_TIMEOUT,
         write_limit=WRITE_LIMITS,

@@ -8,9 +8,9 @@ from typing import Any
 from websockets.server import ServerProtocol
 
 from meshgate.proxies.client import Client
-from meshgate.session.dialing import Route
+from meshgate.session.dialing import PING_INTERVAL, Route
 from meshgate.session.transport.gateway_connection import (
-    PING_INTERVAL,
+    CLOSE_TIMEOUT,
     PING_TIMEOUT,
     GatewayConnection,
     open_connection,
@@ -86,9 +86,9 @@ async def accept(end: socket.socket) -> ServerProtocol:
     return protocol
 
 
-async def connect_to(near: socket.socket) -> GatewayConnection:
+async def connect_to(near: socket.socket, ping_interval: float = PING_INTERVAL) -> GatewayConnection:
     return await open_connection(
-        Route("ws://gateway", sock=near, through_proxy=False),
+        Route("ws://gateway", sock=near, through_proxy=False, ping_interval=ping_interval),
         "/",
         {},
         Receiver(),
@@ -140,3 +140,21 @@ def test_a_gateway_that_vanishes_during_an_upload_is_noticed() -> None:
 
     run_in_virtual_time(upload())
     far.close()
+
+
+def test_a_gateway_that_vanishes_is_noticed_by_the_pings_of_the_route() -> None:
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+        accepting = asyncio.ensure_future(accept(far))
+        connection = await connect_to(near, ping_interval=3.0)
+        await accepting
+        started = loop.time()
+        await connection.wait_lost()
+        assert 3.0 + PING_TIMEOUT <= loop.time() - started < 3.0 + PING_TIMEOUT + CLOSE_TIMEOUT + 1
+
+    with far:
+        run_in_virtual_time(wait())
