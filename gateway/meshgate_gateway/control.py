@@ -146,11 +146,14 @@ class Inspect(_Model):
     after: int = 0
 
 
-class Notice(_Model):
-    """A line about the job for the session's user, such as that its time limit is near."""
+class JobEnding(_Model):
+    """The cluster ends the job, and all its hosts, in ``seconds``; None: not any more. ``notice`` is a line about that
+    for the session's user."""
 
-    type: Literal["notice"] = "notice"
-    text: Reason
+    type: Literal["job_ending"] = "job_ending"
+    reason: Reason = ""
+    seconds: float | None = None
+    notice: Reason = ""
 
 
 class EndSession(_Model):
@@ -250,7 +253,7 @@ ControlMessage: TypeAlias = (
     | HostRestored
     | HostEnding
     | Inspect
-    | Notice
+    | JobEnding
     | EndSession
     | ReportState
     | DescribeSession

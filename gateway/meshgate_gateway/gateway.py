@@ -166,7 +166,7 @@ async def _assemble(
     if pods is not None:
         pods.watch_endings(sessions.host_ending)
     if nodes is not None:
-        nodes.watch_notices(sessions.notify)
+        nodes.watch_end(sessions.job_ending)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
     local = _local_socket(supervisor) if settings.local_socket else None
     place = _place_of_runs(settings, environment, listener, local, hosts)

@@ -74,6 +74,19 @@ def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, capfd:
         assert re.search(r"TIMEOUT: it reached its time limit of \d min", failure_of(call, timeout=180))
 
 
+def test_nodes_are_about_to_end_until_the_time_limit_is_raised(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 1}, name, tmp_path, time_limit="9", warn_before=600) as job:
+        hosts = job.state().workers
+        (ending,) = wait_for(lambda: hosts.ending, "the notice")
+        assert ending.reason == f"Slurm ends job {job.job_id} at its time limit"
+        assert 0 < ending.seconds_left <= 540
+        hosts.initialized.get(timeout=NOTICED)  # which waits for no other node
+        (session,) = job.status().sessions
+        assert [0 < (host.seconds_left or 0) <= 540 for host in session.hosts] == [True]
+        run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=60")
+        wait_for(lambda: not hosts.ending, "the notice to be withdrawn")
+
+
 @pytest.mark.parametrize("gateway_on", ["login", "node"])
 def test_a_preempted_job_says_so(name: str, tmp_path: Path, disturbed_node: str, gateway_on: str) -> None:
     options = {"partition": "spot", "on_disturbed": True, "gateway_on": gateway_on}

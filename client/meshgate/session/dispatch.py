@@ -230,7 +230,8 @@ class Dispatcher:
         hosts = self._objects.get(header.object)
         if hosts is None:
             return
-        if hosts.hosts:
+        # The same hosts, of which some were about to end, stay: a host that replaces another has another address.
+        if hosts.hosts and not (hosts.ending and hosts.hosts == header.hosts):
             self._objects.host_restarts[hosts.name] = self._objects.host_restarts.get(hosts.name, 0) + 1
         hosts.hosts, hosts.ending = header.hosts, {}
         if len(header.hosts) != hosts.expected_hosts:

@@ -41,8 +41,8 @@ from meshgate_gateway.control import (
     HostRestored,
     HostsReply,
     Inspect,
+    JobEnding,
     NewConnection,
-    Notice,
     ReportState,
     RunEnded,
     SessionDescription,
@@ -170,8 +170,8 @@ class EngineProcess:
                 self._control.send(part)
         elif isinstance(message, ReportState):
             self._report_state()
-        elif isinstance(message, Notice):
-            self._engine.notice(message.text)
+        elif isinstance(message, JobEnding):
+            self._engine.job_ending(message)
         elif isinstance(message, DescribeSession):
             self._control.send(SessionDescription(facts=self._engine.describe()))
         elif isinstance(message, AssignSession):

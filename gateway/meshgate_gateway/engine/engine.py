@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from meshgate_gateway.control import EngineCounts
+from meshgate_gateway.control import EngineCounts, JobEnding
 from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Backlog, Channels
@@ -259,6 +259,7 @@ class Engine:
             find_hosts=find_hosts,
             ended=hosts.ended,
             hosts_attached=self._hosts_attached,
+            described=hosts.described,
             watch=watching.watch,
         )
         self._spawning = Spawning(
@@ -430,8 +431,14 @@ class Engine:
         if self._hosts.host_ending(host, reason, seconds):
             self.notice(f"host {host} will end in {seconds:.0f} s: {reason}")
 
+    def job_ending(self, end: JobEnding) -> None:
+        """The server reports that the cluster is going to end the job, or is not any more."""
+        self._hosts.job_ending(end.reason, end.seconds)
+        if end.notice:
+            self.notice(end.notice)
+
     def notice(self, text: str) -> None:
-        """The server has a line about the job for the user."""
+        """There is a line about the job for the user."""
         if self._ledger.active:
             self._ledger.notify(text)
         else:

@@ -62,11 +62,9 @@ class Code(Protocol):
 
 
 class Hosts(Protocol):
-    """What inspection needs to know of hosts that are about to end. ``explained`` has the reasons by name."""
+    """What inspection needs to know of hosts that are about to end."""
 
-    explained: Mapping[str, str]
-
-    def seconds_left(self, host: str) -> float | None: ...
+    def end_of(self, host: str) -> tuple[str, float] | None: ...
 
 
 class CallsInFlight(Protocol):
@@ -170,13 +168,13 @@ class Inspection:
                 reason = shorten(str(missing), MAX_REASON)
                 yield HostStatus(mesh=mesh.name, rank=rank, name=name, state="missing", reason=reason)
                 continue
-            left = self._watch.seconds_left(name)
+            end = self._watch.end_of(name)
             yield HostStatus(
                 mesh=mesh.name,
                 rank=rank,
                 name=name,
-                reason="" if left is None else shorten(self._watch.explained[name], MAX_REASON),
-                seconds_left=left,
+                reason="" if end is None else shorten(end[0], MAX_REASON),
+                seconds_left=None if end is None else end[1],
                 version=version,
                 parent=self._code.parent_of(name),
             )

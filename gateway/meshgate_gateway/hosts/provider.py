@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from meshgate_wire.fields import Host
 
-__all__ = ["Host", "HostProvider", "CombinedHosts", "HostsUnavailable", "OnRestored", "OnLost", "StaticHosts"]
+__all__ = ["Host", "HostProvider", "CombinedHosts", "HostsUnavailable", "JobEnd", "OnRestored", "OnLost", "StaticHosts"]
 
 OnLost: TypeAlias = Callable[[str, str, str], None]
 OnRestored: TypeAlias = Callable[[str, int, Host], None]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The cluster is going to end the job, and all its hosts: why, and when, in seconds since 1970. ``notice`` is a
+    line about that for the job's users."""
+
+    reason: str
+    at: float
+    notice: str
 
 
 class HostsUnavailable(Exception):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import async_timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, OnLost, OnRestored
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.supervisor import Kept
 from meshgate_slurm.commands import SlurmError
@@ -239,7 +239,7 @@ class SlurmHosts:
         self._poll_now = asyncio.Event()
         self._asked = self._answered = 0  # polls that began, and that ended
         self._on_lost: OnLost = lambda mesh, host, reason: None
-        self._notify: Callable[[str | None], None] = lambda text: None
+        self._on_ending: Callable[[JobEnd | None], None] = lambda end: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
@@ -286,9 +286,9 @@ class SlurmHosts:
         self._on_lost = on_lost
         self._start(self._monitor())
 
-    def watch_notices(self, notify: Callable[[str | None], None]) -> None:
-        """``notify`` is called with a line for the job's users, and with None when it is no longer true."""
-        self._notify = notify
+    def watch_end(self, on_ending: Callable[[JobEnd | None], None]) -> None:
+        """``on_ending`` is called when the end of the job is near, and with None when it is not any more."""
+        self._on_ending = on_ending
 
     async def close(self) -> None:
         """Cancels the job."""
@@ -382,10 +382,11 @@ class SlurmHosts:
         if 0 < left <= self._spec.warn_before:
             self._warned_for = status.end_time  # a limit that is raised brings another warning
             clock = time.strftime("%H:%M:%S", time.localtime(status.end_time))
-            self._notify(f"Slurm ends job {self._job_id} at {clock}, in {_duration(left)}: its time limit")
-        elif self._warned_for is not None:
+            notice = f"Slurm ends job {self._job_id} at {clock}, in {_duration(left)}: its time limit"
+            self._on_ending(JobEnd(f"Slurm ends job {self._job_id} at its time limit", status.end_time, notice))
+        elif self._warned_for is not None and left > 0:  # else Slurm is about to end it
             self._warned_for = None
-            self._notify(None)
+            self._on_ending(None)
 
     def _node_state(self, node: str) -> str:
         try:

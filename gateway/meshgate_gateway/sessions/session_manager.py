@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -40,14 +41,14 @@ from meshgate_gateway.control import (
     HostsRequest,
     Inspect,
     Inspected,
+    JobEnding,
     NewConnection,
-    Notice,
     RunEnded,
     SessionDescription,
     SessionEnded,
     SessionState,
 )
-from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable
+from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable, JobEnd
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics, Totals
@@ -107,7 +108,7 @@ class SessionManager:
         self._reaping: dict[asyncio.Task[None], frozenset[str]] = {}  # the meshes of each reaper
         self._sending_hosts: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
-        self._notice: str | None = None
+        self._job_end: JobEnd | None = None
         self.changed = asyncio.Event()
         hosts.watch(self.host_lost, self.host_restored)
         for session, gone in ended.restore().items():
@@ -240,12 +241,18 @@ class SessionManager:
         for engine in self._engines.values():
             engine.send(RunEnded(run=run))
 
-    def notify(self, text: str | None) -> None:
-        """Shows every session a line about the job, also those that start later; None: no longer."""
-        self._notice = text
-        if text is not None:
-            for engine in self._engines.values():
-                engine.send(Notice(text=text))
+    def job_ending(self, end: JobEnd | None) -> None:
+        """Reports to every session, also those that start later, that the cluster is going to end the job; None: not
+        any more."""
+        self._job_end = end
+        for engine in self._engines.values():
+            self._report_job_end(engine)
+
+    def _report_job_end(self, engine: EngineProcess) -> None:
+        if (end := self._job_end) is None:
+            engine.send(JobEnding())
+        else:
+            engine.send(JobEnding(reason=end.reason, seconds=max(0.0, end.at - time.time()), notice=end.notice))
 
     def _admit(self, request: ConnectRequest) -> Admission:
         now = self._loop.time()
@@ -260,8 +267,8 @@ class SessionManager:
     def _serve_with(self, engine: EngineProcess, session: str, owner: str) -> None:
         self._engines[session] = engine
         engine.assign(session, owner, self._lease)
-        if self._notice is not None:
-            engine.send(Notice(text=self._notice))
+        if self._job_end is not None:
+            self._report_job_end(engine)
         task = asyncio.create_task(self._serve(session, engine))
         self._serving[session] = task
         task.add_done_callback(lambda _: self._serving.pop(session))

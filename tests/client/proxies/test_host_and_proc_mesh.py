@@ -192,6 +192,17 @@ def test_hosts_that_are_about_to_end_are_those_of_the_slice_until_they_are_repla
     assert hosts.slice(hosts=0).ending == ()
     assert hosts.slice(hosts=1).ending == (ending,)
     assert hosts._client.objects.host_restarts == {}
-    gateway.session().send(HostsAttached(object=number, hosts=(Host(name=first), Host(name=second))))
+    replacement = Host(name=second, address="tcp://10.0.0.9:1")  # at its old address, it could not be used
+    gateway.session().send(HostsAttached(object=number, hosts=(Host(name=first), replacement)))
     wait_for(lambda: not hosts.ending, "the replacement")
     assert hosts._client.objects.host_restarts == {"workers": 1}
+
+
+def test_hosts_whose_end_is_withdrawn_have_not_restarted(gateway: ScriptedGateway, hosts: HostMeshProxy) -> None:
+    hosts.initialized.get(timeout=20)
+    remote = hosts._owned.remote
+    gateway.session().send(HostEnding(object=hosts._object, host=gateway.hosts[0], reason="its limit", seconds=30.0))
+    wait_for(lambda: hosts.ending, "the notice")
+    gateway.session().send(HostsAttached(object=hosts._object, hosts=remote.hosts))
+    wait_for(lambda: not hosts.ending, "the withdrawal")
+    assert hosts._client.objects.host_restarts == {}

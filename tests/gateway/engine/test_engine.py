@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from meshgate_gateway.control import JobEnding
 from meshgate_gateway.engine import engine as engine_module
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED
 from meshgate_gateway.engine.monarch.interface import Fault as MonarchFault
@@ -22,6 +23,7 @@ from meshgate_wire.messages import (
     Failed,
     Fault,
     Host,
+    HostEnding,
     HostsAttached,
     Initialized,
     MeshRef,
@@ -316,6 +318,20 @@ async def test_a_host_that_is_about_to_end_is_printed_once_and_explains_the_end_
     assert client.of(Fault)[0].report == "process 11 of rank 1 on workers-1 ended (workers-1: its pod is being deleted)"
     printed = [line.text for output in client.of(Output) for line in output.lines]
     assert printed == ["host workers-1 will end in 30 s: its pod is being deleted"]
+    await client.end()
+
+
+@async_test
+async def test_the_end_of_the_job_is_printed_and_that_of_hosts_that_are_attached_later() -> None:
+    client = EngineClient()
+    client.engine.job_ending(JobEnding(reason="its time limit", seconds=60.0, notice="Slurm ends the job"))
+    client.attach()
+    await client.until(lambda: client.of(HostEnding))
+    assert {notice.reason for notice in client.of(HostEnding)} == {"its time limit"}
+    assert [line.text for output in client.of(Output) for line in output.lines] == ["Slurm ends the job"]
+    client.engine.job_ending(JobEnding())
+    await client.until(lambda: len(client.of(HostsAttached)) == 2)
+    assert len(client.of(Output)) == 1
     await client.end()
 
 

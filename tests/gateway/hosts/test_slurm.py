@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.hosts import slurm
-from meshgate_gateway.hosts.provider import Host, HostsUnavailable
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd
 from meshgate_gateway.hosts.slurm import SlurmHosts, Worker, Workers
 from meshgate_gateway.supervisor.supervisor import Kept
 from meshgate_slurm.commands import Unreachable
@@ -60,9 +60,9 @@ class Watched:
         self.cluster = Cluster()
         self.hosts = SlurmHosts(SlurmSpec(meshes={"a": 1, "b": 1}, **spec), 7, self.cluster, "s3cret", Supervisor())
         self.lost: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
-        self.notices: asyncio.Queue[str | None] = asyncio.Queue()
+        self.ends: asyncio.Queue[JobEnd | None] = asyncio.Queue()
         self.hosts.watch(lambda *loss: self.lost.put_nowait(loss), lambda *_: None)
-        self.hosts.watch_notices(self.notices.put_nowait)
+        self.hosts.watch_end(self.ends.put_nowait)
 
     def connect(self, rank: int) -> Worker:
         name = f"n{rank + 1}"
@@ -301,13 +301,20 @@ def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> 
     async def test(watched: Watched) -> None:
         end = time.time() + 60
         watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end)
-        notice = await watched.notices.get()
-        assert notice is not None
-        assert notice.startswith("Slurm ends job 7 at ")
+        found = await watched.ends.get()
+        assert found is not None
+        assert (found.reason, found.at) == ("Slurm ends job 7 at its time limit", end)
+        assert found.notice.startswith("Slurm ends job 7 at ")
         await asyncio.sleep(0.05)
-        assert watched.notices.empty()
+        assert watched.ends.empty()
         watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end + 3600)
-        assert await watched.notices.get() is None
+        assert await watched.ends.get() is None
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end)
+        assert await watched.ends.get() == found
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() - 1)  # Slurm looks every half minute
+        answered = watched.hosts._answered + 1  # perhaps of a poll that began before
+        await watched.until(lambda: watched.hosts._answered > answered)
+        assert watched.ends.empty()
 
     check(test, warn_before=100)
 

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,10 +26,11 @@ from meshgate_gateway.control import (
     HostsRequest,
     Inspect,
     Inspected,
+    JobEnding,
     NewConnection,
     SessionState,
 )
-from meshgate_gateway.hosts.provider import Host, HostProvider, StaticHosts
+from meshgate_gateway.hosts.provider import Host, HostProvider, JobEnd, StaticHosts
 from meshgate_gateway.sessions import session_manager as module
 from meshgate_gateway.sessions.engine_processes import EnginePool
 from meshgate_gateway.sessions.session_manager import (
@@ -355,6 +357,23 @@ def test_a_session_is_not_ended_by_a_request_that_must_not() -> None:
         assert (missing.status, missing.body["kind"]) == (410, "unknown")
         server.wait_logged("audit", action="end session", outcome="refused", session=unknown)
         assert connection.command("describe")["pid"]
+
+
+def test_the_end_of_the_job_is_reported_to_all_sessions_also_those_that_begin_later() -> None:
+    async def test(with_fake: Managed) -> None:
+        with_fake.engine.owner, with_fake.engine.meshes = "alice", frozenset()
+        with_fake.manager.job_ending(JobEnd("its time limit", time.time() + 60, "a line"))
+        with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
+        with_fake.manager.job_ending(None)
+        with_fake.manager.job_ending(JobEnd("its time limit", time.time() - 1, "another line"))
+        first, withdrawn, last = with_fake.engine.sent
+        assert isinstance(first, JobEnding)
+        assert (first.reason, first.notice) == ("its time limit", "a line")
+        assert 0 < (first.seconds or 0) <= 60
+        assert withdrawn == JobEnding()
+        assert last == JobEnding(reason="its time limit", seconds=0.0, notice="another line")
+
+    managed(test)
 
 
 def test_only_the_identity_of_a_session_ends_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from meshgate_gateway.control import HostsReply, HostsRequest
@@ -22,7 +22,7 @@ from meshgate_gateway.engine.objects.records import (
 from meshgate_gateway.engine.objects.regions import check_size, ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached
+from meshgate_wire.messages import Adopt, AttachHosts, Header, Host
 
 FindHosts = Callable[[str], Awaitable[Sequence[Host]]]
 
@@ -33,8 +33,9 @@ class Adopter(HostAttacher, PortSender, References, Protocol):
 
 class Attaching:
     """``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``ended`` are the addresses of hosts that this
-    session has lost. ``hosts_attached(mesh)`` is called for each mesh of hosts, and ``watch(number, procs)`` for the
-    processes of each actor mesh that an endpoint returned."""
+    session has lost. ``hosts_attached(mesh)`` is called for each mesh of hosts, of which ``described(number, mesh)``
+    are the messages for the client, and ``watch(number, procs)`` for the processes of each actor mesh that an endpoint
+    returned."""
 
     def __init__(
         self,
@@ -46,11 +47,12 @@ class Attaching:
         find_hosts: FindHosts,
         ended: Container[str],
         hosts_attached: Callable[[HostMesh], None],
+        described: Callable[[int, HostMesh], Iterable[Header]],
         watch: Callable[[int, ProcMesh], None],
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
         self._find_hosts, self._ended, self._hosts_attached = find_hosts, ended, hosts_attached
-        self._watch = watch
+        self._described, self._watch = described, watch
 
     def handlers(self) -> Mapping[type, Handler]:
         return {AttachHosts: self.attach, Adopt: self.adopt}
@@ -69,7 +71,8 @@ class Attaching:
         await self._monarch.settings_applied()  # before anything is spawned there
         self._objects.add(header.object, known)
         self._hosts_attached(known)
-        self._send(HostsAttached(object=header.object, hosts=tuple(hosts)))
+        for message in self._described(header.object, known):
+            self._send(message)
 
     async def adopt(self, header: Adopt, buffers: Sequence[Fragments]) -> None:
         self._objects.add(header.object, await self._adopted(header, buffers))

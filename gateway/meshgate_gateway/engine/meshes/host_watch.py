@@ -45,6 +45,7 @@ class HostWatch:
         self._reasons: dict[str, str] = {}
         self._ending: dict[str, str] = {}  # by name, of hosts that are about to end: why
         self._deadlines: dict[str, float] = {}  # of these
+        self._job_end: tuple[str, float] | None = None  # why and when all hosts end, without a replacement
         self.explained: Mapping[str, str] = ChainMap(self._reasons, self._ending)
         self._ended: set[str] = set()
         self._changed = asyncio.Event()
@@ -86,21 +87,34 @@ class HostWatch:
         self._ending[host], self._deadlines[host] = reason, asyncio.get_running_loop().time() + seconds
         for number, mesh in self._objects.items():
             if isinstance(mesh, HostMesh) and host in mesh.names:
-                self._send(self._notice(number, host))
+                for header in self._notices(number, [host]):
+                    self._send(header)
         return True
 
     def described(self, number: int, mesh: HostMesh) -> Iterator[HostsAttached | HostEnding]:
         """The hosts of mesh ``number``, then those that are about to end: the first withdraws earlier notices."""
         yield HostsAttached(object=number, hosts=mesh.hosts)
-        yield from (self._notice(number, name) for name in mesh.names if name in self._ending)
+        yield from self._notices(number, mesh.names)
 
-    def seconds_left(self, host: str) -> float | None:
-        """Until ``host`` ends. None if no end has been reported, or it has ended."""
-        deadline = self._deadlines.get(host)
-        return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+    def job_ending(self, reason: str, seconds: float | None) -> None:
+        """The server reports that all hosts end with the job, in ``seconds``; None: not any more."""
+        self._job_end = None if seconds is None else (reason, asyncio.get_running_loop().time() + seconds)
+        for number, mesh in self._objects.items():
+            if isinstance(mesh, HostMesh) and number > 0:
+                for header in self._notices(number, mesh.names) if self._job_end else self.described(number, mesh):
+                    self._send(header)
 
-    def _notice(self, number: int, host: str) -> HostEnding:
-        return HostEnding(object=number, host=host, reason=self._ending[host], seconds=self.seconds_left(host) or 0.0)
+    def end_of(self, host: str) -> tuple[str, float] | None:
+        """Why ``host`` is about to end, and in how many seconds. None if no end has been reported, or it has ended."""
+        end = (self._ending[host], self._deadlines[host]) if host in self._ending else self._job_end
+        if end is None or host in self._reasons:
+            return None
+        return end[0], max(0.0, end[1] - asyncio.get_running_loop().time())
+
+    def _notices(self, number: int, names: Sequence[str]) -> Iterator[HostEnding]:
+        for name in filter(None, names):  # those of a mesh that an endpoint returned are not known
+            if (end := self.end_of(name)) is not None:
+                yield HostEnding(object=number, host=name, reason=end[0], seconds=end[1])
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
         """The server reports that a lost host restarted, or that ``host`` took its place; perhaps once more."""

@@ -33,6 +33,7 @@ class Attached:
             find_hosts=self._find,
             ended=set(ended),
             hosts_attached=self.notified.append,
+            described=lambda number, hosts: [HostsAttached(object=number, hosts=hosts.hosts)],
             watch=lambda number, procs: self.watched.append((number, procs)),
         )
 

@@ -287,3 +287,30 @@ async def test_the_time_in_which_hosts_must_return_begins_when_they_have_ended(m
     watched.watch.host_lost("workers-1", "it was drained", returns=True)
     watched.watch.host_back("workers", 1, REPLACEMENT)
     await asyncio.wait_for(waiting, 10)
+
+
+@async_test
+async def test_the_end_of_the_job_is_that_of_every_host_until_it_is_withdrawn() -> None:
+    watched = Watched()
+    watched.objects.add(PROCS, attached_hosts(None, "returned", [Host(name="")]))  # by an endpoint
+    watched.watch.host_lost("workers-0", "OOMKilled")
+    watched.watch.job_ending("its time limit", 30.0)
+    ((notice, _, _),) = watched.sent.messages
+    assert (notice.object, notice.host, notice.reason) == (HOSTS, "workers-1", "its time limit")
+    assert 20 < notice.seconds <= 30
+    assert watched.watch.end_of("workers-0") is None
+    attached, described = watched.watch.described(HOSTS, watched.hosts)  # as for a client that takes the session over
+    assert isinstance(attached, HostsAttached)
+    assert isinstance(described, HostEnding)
+    del watched.sent.messages[:]
+    watched.watch.job_ending("", None)
+    assert watched.sent.of(HostsAttached)[0] == HostsAttached(object=HOSTS, hosts=watched.hosts.hosts)
+    assert watched.sent.of(HostEnding) == []
+    assert watched.watch.end_of("workers-1") is None
+
+
+@async_test
+async def test_hosts_that_end_with_the_job_are_not_waited_for() -> None:
+    watched = Watched()
+    watched.watch.job_ending("its time limit", 30.0)
+    await watched.watch.wait_available(watched.hosts, None)
