@@ -2,7 +2,8 @@
 
 There is one file for each job, ``jobs/<number>.json``, with what it takes to use or end the job. It contains the job's
 token, so only its owner can read it. Killing the job removes the file, and so does ``list_jobs`` once Slurm has ended
-the job. ``python`` runs the Python of the last submission, since a machine that looks for jobs does not know any.
+the job. A job that Slurm does not know may be another cluster's with the same home directory, so its file stays for a
+while. ``python`` runs the Python of the last submission, since a machine that looks for jobs does not know any.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from meshgate_slurm.messages import PYTHON_FILE, JobList, JobReport, ListedJob, 
 from meshgate_slurm.spec import SlurmSpec
 
 JOBS = "~/.meshgate/slurm/jobs"
+UNKNOWN_FOR = 30 * 86400.0  # seconds since the submission; longer than jobs may be in the queue and run
 
 
 def record_job(job: RunningSlurmJob, spec: SlurmSpec) -> None:
@@ -45,6 +47,8 @@ def list_jobs() -> JobList:
     found = []
     for number, record in records.items():
         status = known.get(number)
+        if status is None and (record is None or time.time() - record.created < UNKNOWN_FOR):
+            continue
         if status is None or status.ended:
             forget_job(number)
         elif record is None:
