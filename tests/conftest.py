@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ from meshgate.session.errors.faults import write_fault
 from meshgate_processes.identity import ProcessIdentity, wait_ended
 from meshgate_processes.marks import find_processes
 from tests.chart import HELM
+from tests.chromium import CHROMIUM
 from tests.order import slow_first
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
@@ -40,7 +40,8 @@ CLUSTERS = {  # marker: the variable that names the cluster
 LEFT_OUT = {  # what is not installed: which tests are left out without it, and how to install it
     "torch": "process groups and distributed training; make torch installs it",
     "ray": "the programs before a migration from Ray; make bench installs it",
-    "chromium": "the page of meshgate ui",
+    "chromium": "the page of meshgate ui, and notebooks in JupyterLab",
+    "jupyterlab": "notebooks in JupyterLab; make setup installs it",
     "helm": "the Helm chart; make setup installs it on Linux with x86-64",
 }
 LAST_RUN = "meshgate/last_run"  # in pytest's cache: the seconds of the last whole run, and the cores it had
@@ -131,7 +132,8 @@ def _not_installed() -> list[str]:
     found = {
         "torch": importlib.util.find_spec("torch"),
         "ray": importlib.util.find_spec("ray") or Path(".venv-bench").exists(),
-        "chromium": shutil.which("chromium"),
+        "chromium": CHROMIUM,
+        "jupyterlab": importlib.util.find_spec("jupyterlab"),
         "helm": HELM,
     }
     return [f"{name} is not installed: leaving out {LEFT_OUT[name]}" for name in LEFT_OUT if not found[name]]

@@ -5,15 +5,12 @@ python -m tests.client.ui.pictures docs/pictures
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
 from meshgate.ui.server import Feed
 from meshgate_wire.status import Straggler
+from tests.chromium import started_chromium
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource, printed
 
@@ -43,9 +40,7 @@ def example() -> FakeSource:
 
 
 def take(directory: Path) -> None:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if os.getuid() == 0 else [])
+    with started_chromium() as browser:
         for scheme in ("light", "dark"):
             source = example()
             feed = Feed(source, "KubernetesJob(ml/trainer)", source.stack, source.meter)
@@ -58,7 +53,6 @@ def take(directory: Path) -> None:
                 page.evaluate(HISTORY)
                 page.evaluate("showUse()")
                 page.screenshot(path=directory / f"ui_{scheme}.png")
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,21 +13,19 @@ from meshgate.errors import ConnectionFailedError
 from meshgate.ranks import OWN_MESHES
 from meshgate.ui.server import Feed
 from meshgate_wire.status import EndedRanks, RankReply, Straggler
+from tests.chromium import CHROMIUM, started_chromium
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource, printed, timeline
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.getuid() == 0 else [])
+    with started_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
