@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from meshgate_wire.status import EndedRanks, MeshStatus, RunStatus
+import pytest
+
+from meshgate_wire.status import EndedRanks, MeshStatus, RunStatus, exception_line
 
 
 def mesh(**facts: object) -> MeshStatus:
@@ -19,6 +21,39 @@ def test_the_ranks_that_ended_are_those_of_all_reasons() -> None:
 def test_an_older_gateway_has_only_reports_of_ranks_that_ended() -> None:
     (ended,) = mesh(dead={7: "The actor failed:\n  ValueError: no\n"}).endings()
     assert (list(ended.each()), ended.reason, ended.age, ended.stopped) == ([7], "ValueError: no", None, False)
+
+
+def test_reports_of_an_older_gateway_are_grouped_and_those_that_the_program_stopped_are_known() -> None:
+    stopped = dict.fromkeys(range(4), "mesh 'procs' was stopped: done")
+    found = mesh(dead={**stopped, 6: "it failed:\n  no", 5: "no", 7: 'mesh "it\'s" was stopped: done'}).endings()
+    assert [(list(each.each()), each.reason, each.stopped) for each in found] == [
+        ([0, 1, 2, 3, 7], "stopped by the program", True),
+        ([5, 6], "no", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        ("The actor failed:\n  ValueError: no\n", "ValueError: no"),
+        (
+            """The actor failed:
+  Traceback (most recent call last):
+    File "a.py", line 1, in f
+      g()
+    File "a.py", line 2, in g
+      h()
+
+  RuntimeError: CUDA error: device-side assert triggered
+  Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+""",
+            "RuntimeError: CUDA error: device-side assert triggered",
+        ),
+        ('Traceback:\n  File "a.py", line 1, in f\n    g()', "g()"),
+    ],
+)
+def test_the_exception_of_a_report_is_its_first_line(report: str, line: str) -> None:
+    assert exception_line(report) == line
 
 
 def test_a_newer_gateway_says_more_than_this_client_reads() -> None:

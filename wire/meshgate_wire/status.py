@@ -6,6 +6,7 @@ durations in seconds, because clocks of different machines differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
@@ -95,6 +96,25 @@ class CallCounts(_Model):
     )
 
 
+STOPPED = "stopped by the program"
+_WAS_STOPPED = re.compile(r"mesh (['\"]).*\1 was stopped: ")  # begins the report of an older gateway
+
+
+def exception_line(report: str) -> str:
+    """The first line of the exception that ``report`` ends with a traceback of, or else the last line."""
+    lines = report.rstrip().split("\n")
+    frames = [at for at, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    if frames:
+        indent = _indent(lines[frames[-1]])
+        after = (line for line in lines[frames[-1] + 1 :] if line.strip() and _indent(line) < indent)
+        return next(after, lines[-1]).strip()
+    return lines[-1].strip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 class EndedRanks(_Model):
     """Ranks of a mesh that ended for the same reason."""
 
@@ -135,8 +155,14 @@ class MeshStatus(_Model):
         """``ended``, or what an older gateway says instead."""
         if self.ended is not None:
             return self.ended
-        reasons = {rank: report.strip().rpartition("\n")[2].strip() for rank, report in self.dead.items()}
-        return tuple(EndedRanks(ranks=((rank, rank),), reason=reason) for rank, reason in reasons.items())
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for rank, report in self.dead.items():
+            stopped = _WAS_STOPPED.match(report) is not None
+            groups.setdefault((STOPPED if stopped else exception_line(report), stopped), []).append(rank)
+        return tuple(
+            EndedRanks(ranks=tuple((rank, rank) for rank in sorted(ranks)), reason=reason, stopped=stopped)
+            for (reason, stopped), ranks in groups.items()
+        )
 
 
 class HostStatus(_Model):

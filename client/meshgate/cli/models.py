@@ -180,7 +180,9 @@ class LostRanks(Result):
     """Ranks that were lost for the same reason."""
 
     session: str
-    mesh: str = Field(description="of processes; or of actors that failed while their processes run on")
+    mesh: str = Field(
+        description="of processes; or of actors that failed while their processes run on; empty: an endpoint's"
+    )
     ranks: list[int]
     reason: str = Field(description="in short; at most 32 of a mesh are distinguished")
     exit_code: int | None = Field(description="of the processes, negative for a signal; null: unknown, or they run on")

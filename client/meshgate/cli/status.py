@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -20,6 +21,7 @@ from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
 MAX_LOST = 8  # rows
+UNNAMED = "an endpoint's mesh"
 SEQUENCES_NAMED = 8  # of ranks
 VERSION_SHOWN = 12
 NAMES_SHOWN = 4
@@ -134,13 +136,15 @@ def lost_ranks(session: SessionStatus) -> list[LostRanks]:
 
 
 def lost_lines(lost: Sequence[LostRanks], most: int) -> list[str]:
-    """``lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago``; at most ``most`` lines and one more."""
+    """``lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago``: the last lost first, at most
+    ``most`` lines and one more."""
+    newest = sorted(lost, key=lambda each: math.inf if each.last_age is None else each.last_age)
     lines = [
-        f"lost: {each.mesh} {ranks_text(each.ranks, SEQUENCES_NAMED)}: {each.reason}{_ago(each)}"
-        for each in lost[:most]
+        f"lost: {each.mesh or UNNAMED} {ranks_text(each.ranks, SEQUENCES_NAMED)}: {each.reason}{_ago(each)}"
+        for each in newest[:most]
     ]
-    if rest := lost[most:]:
-        lines.append(f"lost: {sum(len(each.ranks) for each in rest):,} more ranks, for other reasons")
+    if rest := sum(len(each.ranks) for each in newest[most:]):
+        lines.append(f"and {rest:,} more lost rank{'' if rest == 1 else 's'}")
     return lines
 
 

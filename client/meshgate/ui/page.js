@@ -142,15 +142,16 @@ function cellsOfHosts(hosts) {
 const hostOf = (procs, rank, total) => procs.hosts[Math.floor((rank * procs.hosts.length) / total)] ?? "";
 
 function endedOf(mesh) {  // why each rank ended; a gateway of an older version says it only of the first, and not when
-  const found = new Map(Object.entries(mesh.dead).map(([rank, reason]) => [Number(rank), { reason }]));
+  const found = new Map(Object.entries(mesh.dead).map(([rank, reason]) => [Number(rank), { reason, stopped: /^mesh (['"]).*\1 was stopped: /.test(reason) }]));
   for (const group of mesh.ended || [])
     for (const [first, last] of group.ranks) for (let rank = first; rank <= last; rank++) found.set(rank, group);
   return found;
 }
 
-function ago(seconds) {  // changes once a minute at most
-  if (typeof seconds !== "number") return "";
-  return seconds < 60 ? ", less than a minute ago" : `, ${age(seconds).split(" ")[0]} ago`;
+function ago(end) {  // of ranks with the same reason; changes once a minute at most
+  if (typeof end?.age !== "number") return "";
+  const [first, last] = [end.age, end.last_age ?? end.age].map((seconds) => (seconds < 60 ? "less than a minute ago" : `${age(seconds).split(" ")[0]} ago`));
+  return first === last ? `, ${first}` : `, first ${first}, last ${last}`;
 }
 
 function cellsOfProcs(procs, session) {
@@ -169,9 +170,9 @@ function cellsOfProcs(procs, session) {
     const end = ranks?.get(rank);
     const state = end ? (end.stopped ? "stopped" : "lost") : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
     const kept = procs.kept_by_rank?.[rank];  // a gateway of an older version does not say it
-    const said = [host, end ? end.reason + ago(end.age) : missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
+    const said = [host, end ? end.reason + ago(end) : missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
     const about = [said, kept ? `keeps ${megabytes(kept)}` : ""].filter(Boolean).join(", ");
-    return { mesh: procs.name, rank, state, about, host, reason: end?.reason ?? missing.get(host), age: end?.age, report: mesh?.dead[rank], session: session.session };
+    return { mesh: procs.name, rank, state, about, host, reason: end?.reason ?? missing.get(host), end, report: mesh?.dead[rank], session: session.session };
   });
 }
 
@@ -227,9 +228,9 @@ function problemsOf(grid, cells) {
 }
 
 function showAttention(problems) {
-  const where = ({ cell, ranks }) => `${cell.mesh}, ${ranges(ranks)}: ${cell.state === "lost" ? "lost" : `${cell.host} is missing`}${cell.reason ? ": " + cell.reason : ""}`;
+  const where = ({ cell, ranks }) => `${cell.mesh || "an endpoint's mesh"}, ${ranges(ranks)}: ${cell.state === "lost" ? "lost" : `${cell.host} is missing`}${cell.reason ? ": " + cell.reason : ""}`;
   const said = JSON.stringify(problems.map(where));
-  const list = byId("attention"), tell = () => list.querySelectorAll("time").forEach((time, at) => { time.textContent = ago(problems[at].cell.age); });
+  const list = byId("attention"), tell = () => list.querySelectorAll("time").forEach((time, at) => { time.textContent = ago(problems[at].cell.end); });
   if (list.dataset.said === said) return tell();  // a button that stays keeps the focus
   list.dataset.said = said;
   byId("attention-section").hidden = !problems.length;

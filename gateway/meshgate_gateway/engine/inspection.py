@@ -9,20 +9,31 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import re
 import signal
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Inspect, Inspected, Samples
 from meshgate_gateway.engine.meshes.supervision import HOST_LOST, PROCESS_ENDED
-from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh, Timeline
+from meshgate_gateway.engine.monarch.interface import exit_code
+from meshgate_gateway.engine.objects.records import (
+    OTHER_ENDPOINTS,
+    ActorMesh,
+    CallTotals,
+    Deaths,
+    HostMesh,
+    ProcMesh,
+    Timeline,
+)
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.fields import shorten
 from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
+    STOPPED,
     CallCounts,
     CallStatus,
     CallTimeline,
@@ -34,6 +45,7 @@ from meshgate_wire.status import (
     RankReply,
     SessionOutput,
     Straggler,
+    exception_line,
 )
 
 MAX_KEPT = 4 * 2**20  # characters of output that are kept
@@ -45,7 +57,7 @@ MAX_STRAGGLERS = 8  # of an endpoint
 MAX_REASONS = 32  # for which ranks of a mesh ended
 MAX_SHORT_REASON = 512
 MAX_TIMELINES_IN_FLIGHT, MAX_TIMELINES_ENDED = 8, 16
-_STOPPED = "stopped by the program"
+_RANK = re.compile(r" ?\{'[^{}]*': \d+/\d+\}")  # in the name of an actor
 LINE_COST = 256  # characters that a line counts for besides its text
 REPORT_INTERVAL = 5.0  # seconds
 
@@ -110,6 +122,22 @@ class PrintedLines:
         return SessionOutput(now=time.time(), lines=tuple(page), last=self._last, dropped=dropped)
 
 
+class _Group(NamedTuple):
+    """Ranks that ended for the same reason, without their ages; when the first and the last of them ended."""
+
+    ended: EndedRanks
+    first: float
+    last: float
+
+
+class _KnownGroups(NamedTuple):
+    """The groups of a mesh after so many ``changes`` to what is known of its ends."""
+
+    mesh: ProcMesh | ActorMesh
+    changes: tuple[int, int]
+    groups: tuple[_Group, ...]
+
+
 class Inspection:
     """``kept_bytes()``: of the values that stay in processes, by the id of the mesh's record, and by rank."""
 
@@ -122,6 +150,7 @@ class Inspection:
         kept_bytes: Callable[[], Mapping[int, Mapping[int, int]]],
     ) -> None:
         self._objects, self._calls, self._code, self._watch, self._kept_bytes = objects, calls, code, hosts, kept_bytes
+        self._grouped: dict[int, _KnownGroups] = {}  # by the number of the mesh, as of the last status
         self.output = PrintedLines()
 
     def answer(self, request: Inspect) -> Iterator[Inspected]:
@@ -158,7 +187,19 @@ class Inspection:
         numbers = {id(mesh): number for number, mesh in items}
         in_flight = self._calls.in_flight()
         kept = self._kept_bytes()
-        return tuple(_mesh(mesh, number, numbers, in_flight, kept.get(id(mesh), {})) for number, mesh in items)
+        self._grouped = {number: self._groups_of(number, mesh) for number, mesh in items}
+        return tuple(
+            _mesh(mesh, number, numbers, in_flight, kept.get(id(mesh), {}), self._grouped[number].groups)
+            for number, mesh in items
+        )
+
+    def _groups_of(self, number: int, mesh: ProcMesh | ActorMesh) -> _KnownGroups:
+        """Each status has every mesh that the session ever spawned, so what has not changed is not grouped again."""
+        changes = (mesh.dead.changes, _deaths_of_processes(mesh).changes)
+        known = self._grouped.get(number)
+        if known is None or known.mesh is not mesh or known.changes != changes:
+            known = _KnownGroups(mesh, changes, _grouped(mesh))
+        return known
 
     def _hosts(self, mesh: HostMesh) -> Iterator[HostStatus]:
         for rank, name in enumerate(mesh.names):
@@ -186,15 +227,16 @@ def _mesh(
     numbers: Mapping[int, int],
     in_flight: Mapping[tuple[int, str], int],
     kept: Mapping[int, int],
+    groups: Iterable[_Group],
 ) -> MeshStatus:
     """``numbers`` are those of the known meshes by the ids of their records; ``in_flight`` has these ids, too.
-    ``kept``: the bytes of values that stay in its processes, by rank."""
+    ``kept``: the bytes of values that stay in its processes, by rank; ``groups``: its ranks that ended."""
     common: dict[str, Any] = {
         "name": mesh.name,
         "number": number,
         "sizes": _sizes(mesh.region),
         "dead": {rank: shorten(reason, MAX_REASON) for rank, reason in itertools.islice(mesh.dead.items(), 64)},
-        "ended": _ended(mesh),
+        "ended": _aged(groups),
     }
     if isinstance(mesh, ActorMesh):
         waiting: Counter[str] = Counter()
@@ -213,33 +255,44 @@ def _mesh(
     return MeshStatus(kind="procs", version=mesh.version or "", hosts=mesh.host_names, **common)
 
 
-def _ended(mesh: ProcMesh | ActorMesh) -> tuple[EndedRanks, ...]:
-    """The ranks that ended, by reason: those that the program has stopped, then the most frequent reason."""
+def _deaths_of_processes(mesh: ProcMesh | ActorMesh) -> Deaths:
     procs = mesh if isinstance(mesh, ProcMesh) else mesh.procs
+    return mesh.dead if procs is None else procs.dead
+
+
+def _grouped(mesh: ProcMesh | ActorMesh) -> tuple[_Group, ...]:
+    """The ranks that ended, by reason: those that the program has stopped, then the most frequent reason."""
+    of_procs = _deaths_of_processes(mesh)
     groups: dict[tuple[bool, str, int | None], dict[int, float]] = {}
-    for rank in mesh.dead:
-        deaths, code = mesh.dead, None
+    for rank, report in mesh.dead.items():
         stopped = rank in mesh.dead.stopped
-        if procs is not None and rank in procs.dead and not stopped:  # an actor ends with its process
-            deaths, code = procs.dead, procs.exit_codes.get(rank)
-        reason = _STOPPED if stopped else _reason(deaths[rank], code, deaths.host_reasons.get(rank, ""))
+        with_process = rank in of_procs and rank not in of_procs.stopped
+        deaths = of_procs if with_process else mesh.dead  # an actor ends with its process
+        reason, code = STOPPED, None
+        if not stopped:
+            if with_process or exit_code(report) is not None:  # Monarch may know of the end before its connection
+                code = of_procs.exit_codes.get(rank)
+            reason = _reason(deaths[rank], code, deaths.host_reasons.get(rank, ""))
         groups.setdefault((stopped, reason, code), {})[rank] = deaths.times[rank]
     ordered = sorted(groups.items(), key=lambda group: (not group[0][0], -len(group[1])))
     if len(ordered) > MAX_REASONS:
         others = {rank: at for _, times in ordered[MAX_REASONS - 1 :] for rank, at in times.items()}
         reason = f"{len(ordered) - MAX_REASONS + 1} other reasons"
         ordered[MAX_REASONS - 1 :] = [((False, reason, None), others)]
-    now = time.monotonic()
     return tuple(
-        EndedRanks(
-            ranks=_spans(times),
-            reason=reason,
-            exit_code=code,
-            age=now - min(times.values()),
-            last_age=now - max(times.values()),
-            stopped=stopped,
+        _Group(
+            EndedRanks(ranks=_spans(times), reason=reason, exit_code=code, stopped=stopped),
+            min(times.values()),
+            max(times.values()),
         )
         for (stopped, reason, code), times in ordered
+    )
+
+
+def _aged(groups: Iterable[_Group]) -> tuple[EndedRanks, ...]:
+    now = time.monotonic()
+    return tuple(
+        group.ended.model_copy(update={"age": now - group.first, "last_age": now - group.last}) for group in groups
     )
 
 
@@ -253,8 +306,8 @@ def _reason(report: str, code: int | None, host_reason: str) -> str:
     elif PROCESS_ENDED.match(report):
         reason = "its process ended (exit code unknown)"
     else:
-        lines = report.strip().split("\n")
-        reason = " ".join(lines) if len(lines) < 3 else lines[-1]  # of a traceback, the exception
+        lines = _RANK.sub("", report).strip().split("\n")
+        reason = " ".join(lines) if len(lines) < 3 else exception_line(report)
     return _one_line(reason if not host_reason or host_reason in reason else f"{reason}; its host: {host_reason}")
 
 

@@ -15,6 +15,7 @@ from meshgate.cli.models import Event, JobRow
 from meshgate.cli.status import (
     Description,
     Sessions,
+    lost_lines,
     lost_ranks,
     show_description,
     show_sessions,
@@ -125,7 +126,7 @@ def lost_of(session: SessionStatus) -> list[str]:
     return [
         line.strip()
         for line in shown(STATUS.model_copy(update={"sessions": (session,)})).splitlines()
-        if "lost:" in line
+        if "lost:" in line or "more lost" in line
     ]
 
 
@@ -137,8 +138,8 @@ def test_lost_ranks_are_shown_by_reason_with_their_exit_code_and_age() -> None:
     stopped = EndedRanks(ranks=((20, 29),), reason="stopped by the program", age=9, last_age=9, stopped=True)
     session = with_ends((killed,), (stopped, killed, failed))
     assert lost_of(session) == [
-        "lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago",
         "lost: trainers ranks 2, 9: KeyError: '[red]', first 1h ago, last 5s ago",
+        "lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago",
     ]
     text = rows(shown(STATUS.model_copy(update={"sessions": (session,)})))
     assert ["trainers", "actors", "gpus=1024", "6", "lost,", "10", "stopped"] in text
@@ -159,7 +160,22 @@ def test_a_thousand_lost_ranks_take_few_lines() -> None:
     )
     lines = lost_of(with_ends((odd, *even), ()))
     assert lines[0] == "lost: procs ranks 1, 3, 5, 7, 9, 11, 13, 15 and 504 more: its process ended, 1s ago"
-    assert (len(lines), lines[-1]) == (9, "lost: 505 more ranks, for other reasons")
+    assert (len(lines), lines[-1]) == (9, "and 505 more lost ranks")
+
+
+def test_the_ranks_that_were_lost_last_are_shown_if_not_all_can_be() -> None:
+    old = EndedRanks(ranks=((0, 0),), reason="exited with code 1", age=900, last_age=900)
+    new = old.model_copy(update={"age": 70, "last_age": 9})
+    unknown = old.model_copy(update={"age": None, "last_age": None})
+    meshes = tuple(
+        MeshStatus(kind="procs", name=name, number=number, sizes={"gpus": 1}, ended=(ended,))
+        for number, (name, ended) in enumerate([("first", unknown), ("second", old), ("", new)])
+    )
+    lost = lost_ranks(SESSION.model_copy(update={"meshes": meshes}))
+    newest = "lost: an endpoint's mesh rank 0: exited with code 1, first 1m ago, last 9s ago"
+    assert lost_lines(lost, 1) == [newest, "and 2 more lost ranks"]
+    assert lost_lines(lost, 2) == [newest, "lost: second rank 0: exited with code 1, 15m ago", "and 1 more lost rank"]
+    assert lost_lines(lost, 3)[2:] == ["lost: first rank 0: exited with code 1"]
 
 
 def test_a_host_that_the_cluster_is_about_to_end_is_shown_with_its_time_and_reason() -> None:

@@ -165,7 +165,7 @@ def test_lost_ranks_are_shown_even_if_no_process_of_their_mesh_is_left() -> None
         "lost: procs rank 0: exited with code 0",
         "lost: procs rank 1: exited with code 1",
         "lost: procs rank 2: exited with code 2",
-        "lost: 125 more ranks, for other reasons",
+        "and 125 more lost ranks",
     ]
 
 

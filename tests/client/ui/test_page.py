@@ -87,17 +87,28 @@ def test_lost_ranks_have_a_short_reason_and_an_age_and_stopped_ones_need_no_atte
     assert [rank for rank, state in enumerate(found) if state == "lost"] == [3, 8, *range(70, 100)]
     assert [rank for rank, state in enumerate(found) if state == "stopped"] == [5, 6]  # 9 has other actors perhaps
     assert page.locator("#attention span").all_inner_texts() == [
-        "procs, ranks 3, 70\u201399: lost: killed by <b>, 3m ago",
+        "procs, ranks 3, 70\u201399: lost: killed by <b>, first 3m ago, last less than a minute ago",
         "procs, rank 8: lost: KeyError: 1, less than a minute ago",
     ]
     page.get_by_role("button", name="rank 8, lost, workers-0: KeyError: 1, less than a minute ago").click()
     assert "· The actor failed: KeyError: 1" in page.locator("#detail").inner_text()
     page.get_by_role("button", name="Show procs, ranks 3").focus()
     source.end_ranks(0, killed.model_copy(update={"age": 250.0}), stopped)
-    playwright.expect(page.locator("#attention time").first).to_have_text(", 4m ago")
+    playwright.expect(page.locator("#attention time").first).to_have_text(", first 4m ago, last less than a minute ago")
     assert page.evaluate("document.activeElement.textContent") == "Show"  # the list is still the same
     page.get_by_role("button", name="rank 5, stopped, workers-0: stopped by the program").click()
     assert not page.locator("#show-stack").is_visible()
+
+
+def test_ranks_that_an_older_gateway_reports_as_stopped_need_no_attention(open_page: Callable[..., Any]) -> None:
+    source = FakeSource(hosts=1, gpus=4)
+    source.make_sound()
+    mesh = source.reported.sessions[0].meshes[0]
+    mesh = mesh.model_copy(update={"ended": None, "dead": {1: "mesh 'procs' was stopped: done", 2: "it failed"}})
+    session = source.reported.sessions[0]
+    session = session.model_copy(update={"meshes": (mesh, *session.meshes[1:])})
+    source.reported = source.reported.model_copy(update={"sessions": (session,)})
+    assert states(open_page(source), 1)[1:3] == ["stopped", "lost"]
 
 
 def test_what_processes_keep_is_beside_their_mesh(open_page: Callable[..., Any]) -> None:

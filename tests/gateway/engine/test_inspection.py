@@ -11,7 +11,7 @@ import pytest
 from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
-from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh, ProcMesh, Timeline
+from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, Deaths, HostMesh, ProcMesh, Timeline
 from meshgate_wire.messages import Call, Done, MeshRef, OutputLine, Region, Stop, Values
 from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
 from tests.gateway.engine.fakes import async_test, until
@@ -126,18 +126,21 @@ async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
         procs.dead[rank] = f"process {100 + rank} of rank {rank} on workers-0 ended"
     unknown = "its process ended (exit code unknown)"
     assert ended(client) == [(((0, 1023),), unknown, None)]
-    procs.exit_codes |= {3: -9, 5: -9, 6: -9, 7: -60, 9: 7}
+    for rank, code in {3: -9, 5: -9, 6: -9, 7: -60, 9: 7}.items():
+        procs.dead.exited([rank], code)
     procs.dead[1000], procs.dead[1001] = "its host workers-1 is lost", "its host workers-2 is lost"
-    assert (((1000, 1001),), "its host is lost", None) in ended(client)
-    procs.dead.host_reasons |= {1000: "drained", 1001: "drained", 5: "OOMKilled", 8: "OOMKilled"}
+    procs.dead[1003] = "its host workers-2 is lost"
+    for rank, host_reason in {1000: "drained", 1001: "drained", 5: "OOMKilled", 8: "OOMKilled"}.items():
+        procs.dead.explain(rank, host_reason)
     expected = [
-        (((0, 2), (4, 4), (10, 999), (1002, 1023)), unknown, None),
+        (((0, 2), (4, 4), (10, 999), (1002, 1002), (1004, 1023)), unknown, None),
         (((3, 3), (6, 6)), "killed by SIGKILL (out of memory?)", -9),
         (((1000, 1001),), "its host is lost: drained", None),
         (((5, 5),), "killed by SIGKILL; its host: OOMKilled", -9),
         (((7, 7),), "killed by signal 60", -60),
         (((8, 8),), f"{unknown}; its host: OOMKilled", None),
         (((9, 9),), "exited with code 7", 7),
+        (((1003, 1003),), "its host is lost", None),
     ]
     assert ended(client) == expected
     actors.dead.update(dict.fromkeys(procs.dead, "its process failed"))
@@ -154,8 +157,8 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
     (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
     actors.dead[2] = "The actor a has failed:\n  aborted:\n    def f()\n  ValueError: not\x0bnow\n"
     actors.dead[4] = "The actor inner has failed:\n  its process failed"
-    actors.dead.stop(range(6, 8), "mesh 'actors' was stopped: enough")
-    procs.exit_codes |= {2: 1, 6: 1}
+    actors.dead.update(dict.fromkeys(range(6, 8), "mesh 'actors' was stopped: enough"), stopped=True)
+    procs.dead.exited([2, 6], 1)
     assert ended(client, "actors") == [
         (((2, 2),), "ValueError: not now", None),
         (((4, 4),), "The actor inner has failed: its process failed", None),
@@ -175,6 +178,75 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
     assert [each.stopped for each in status.endings()] == [True] + [False] * 31  # never among the others
     assert ended(client) == [(((2, 2), (6, 6)), "exited with code 1", 1)]
     await client.end()
+
+
+@async_test
+async def test_actors_of_stopped_processes_are_not_lost() -> None:
+    client = EngineClient()
+    client.spawn_all(gpus=4)
+    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
+    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    procs.dead[2] = "it was killed"
+    procs.dead.update(dict.fromkeys((0, 1), "mesh 'procs' was stopped: enough"), stopped=True)
+    actors.dead[3] = "ValueError: no"
+    procs.dead.update({3: "mesh 'procs' was stopped: enough"}, stopped=True)
+    actors.dead.add_from(procs.dead, range(3))  # as those do that are spawned there now
+    killed = (((2, 2),), "it was killed", None)
+    assert ended(client) == [killed]
+    assert ended(client, "actors") == [(((3, 3),), "ValueError: no", None), killed]
+    await client.end()
+
+
+@async_test
+async def test_an_actor_that_is_known_to_have_ended_before_its_process_has_the_exit_code() -> None:
+    client = EngineClient()
+    client.spawn_all(gpus=64)
+    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
+    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    for rank in range(64):
+        why = "failed: Killed(sig=9)" if rank < 40 else "failed: Timeout"
+        actors.dead[rank] = f"The actor <root>.<a.A actors{{'hosts': 0/2, 'gpus': {rank}/64}}> and all its descendants "
+        actors.dead[rank] += f"have failed:\n  the process this actor was running on {why}"
+    procs.dead.exited(range(40), -9)
+    failed = "The actor <root>.<a.A actors> and all its descendants have failed: the process this actor was running on "
+    assert ended(client, "actors") == [
+        (((0, 39),), "killed by SIGKILL (out of memory?)", -9),
+        (((40, 63),), f"{failed}failed: Timeout", None),
+    ]
+    await client.end()
+
+
+@async_test
+async def test_ranks_are_grouped_again_only_if_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = EngineClient()
+    client.spawn_all(gpus=4)
+    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
+    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    grouped: list[object] = []
+    group = module._grouped
+    monkeypatch.setattr(module, "_grouped", lambda mesh: grouped.append(mesh) or group(mesh))
+    changes = (
+        lambda: procs.dead.update({1: "killed", 2: "killed"}),
+        lambda: procs.dead.exited([1], 7),
+        lambda: procs.dead.explain(1, "drained"),
+        lambda: procs.dead.pop(1),
+    )
+    for change in changes:
+        ended(client)
+        grouped.clear()
+        ended(client)
+        assert grouped == []
+        change()
+        ended(client)
+        assert len(grouped) == 2  # the processes, and the actors on them
+    await client.end()
+
+
+def test_calls_read_the_ranks_that_ended_without_python_code() -> None:
+    for reads in ("__len__", "__contains__", "__getitem__", "__iter__", "get", "keys", "items", "values"):
+        assert getattr(Deaths, reads) is getattr(dict, reads)
 
 
 @async_test

@@ -106,7 +106,7 @@ class Attaching:
         actors = ActorMesh(reference, header.name, header.name, class_data, region, procs, mesh, returned=True)
         if procs is not None and header.parent is not None:
             self._watch(header.parent.object, procs)
-            actors.dead.update(procs.dead)
+            actors.dead.add_from(procs.dead, ranks_of(region))
         return actors
 
 

@@ -23,10 +23,12 @@ STOP_TIMEOUT_HOST_LOST = 1.0  # the same if a host is lost, since Monarch would 
 
 
 class _Stopped(NamedTuple):
-    """A mesh that a Stop request stops; ``ranks`` are its base ranks that stop, or None for all."""
+    """A mesh that a Stop request stops; ``ranks`` are its base ranks that stop, or None for all. ``lost`` had ended
+    before the request: what is known of their ends is kept."""
 
     mesh: ProcMesh | ActorMesh
     ranks: set[int] | None
+    lost: frozenset[int]
 
 
 class Lifetimes:
@@ -114,7 +116,7 @@ class Lifetimes:
             kind = "a port" if isinstance(known, Channel) else "kept values"
             raise invalid(f"object {header.target.object} is {kind}; only meshes can be stopped")
         stopped = self._stopped_with(known, header.target.region)
-        for mesh, ranks in stopped:
+        for mesh, ranks, _ in stopped:
             mesh.stopping = mesh.stopping or ranks is None
         self._start_task(self._answer(header, self._stop(header, known, stopped)))
 
@@ -127,10 +129,10 @@ class Lifetimes:
         ranks = None
         if region is not None and region != known.region:
             ranks = set(ranks_within(region, known.region, known.name))
-        stopped = [_Stopped(known, ranks)]
+        stopped = [_Stopped(known, ranks, frozenset(known.dead))]
         if isinstance(known, ProcMesh):
             actors = [each for each in self._objects.values() if isinstance(each, ActorMesh) and each.procs is known]
-            stopped += [_Stopped(each, ranks) for each in actors]
+            stopped += [_Stopped(each, ranks, frozenset(each.dead)) for each in actors]
         return stopped
 
     def _same_hosts(self, known: HostMesh) -> list[HostMesh]:
@@ -156,10 +158,10 @@ class Lifetimes:
         complete = await self._wait_stopped(work, asked, stopped[0].ranks if stopped else None)
         for hosts in unusable:
             hosts.must_attach = True
-        for mesh, ranks in stopped:
+        for mesh, ranks, lost in stopped:
             report = f"mesh {mesh.name!r} was stopped: {header.reason}"
             ended = ranks if ranks is not None else ranks_of(mesh.region)
-            mesh.dead.stop(ended, report)
+            mesh.dead.update({rank: report for rank in ended if rank not in lost}, stopped=True)
             if isinstance(mesh, ActorMesh):
                 self._ranks_stopped(mesh)
                 if ranks is None:

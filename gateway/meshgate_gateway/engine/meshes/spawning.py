@@ -173,9 +173,8 @@ class Spawning:
             raise
         region = header.procs.region or procs.region
         actors = ActorMesh(spawned, header.name, header.class_name, class_data, region, procs, mesh)
-        ranks = set(ranks_of(region))
         self._watch(header.procs.object, procs)
-        actors.dead.update({rank: report for rank, report in procs.dead.items() if rank in ranks})
+        actors.dead.add_from(procs.dead, ranks_of(region))
         self._objects.add(header.object, actors)
         actors.up = self._start_task(self._watch_actors(header, actors, procs))
 

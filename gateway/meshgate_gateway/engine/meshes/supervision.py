@@ -22,7 +22,7 @@ from meshgate_gateway.engine.monarch.interface import (
     exit_code,
     running_positions,
 )
-from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, Deaths, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import Fault as FaultMessage
@@ -72,7 +72,7 @@ class Supervision:
             if isinstance(known, ActorMesh) and known.unique_name == fault.mesh and fault.mesh:
                 ranks = fault.ranks or tuple(ranks_of(known.region))
                 if known.procs is not None and (code := exit_code(fault.report)) is not None:
-                    known.procs.exit_codes.update(dict.fromkeys(fault.ranks, code))
+                    known.procs.dead.exited(fault.ranks, code)
                 report = functools.partial(self._died, number, known, ranks, fault.report)
                 if TERMINATED in fault.report:
                     if known.procs is not None:
@@ -221,7 +221,7 @@ class Supervision:
     def _note_host_reasons(self, mesh: ProcMesh | ActorMesh, ranks: Iterable[int]) -> None:
         for rank in ranks:
             if reason := self._host_reasons.get(mesh.host_of(rank)):
-                mesh.dead.host_reasons[rank] = reason
+                mesh.dead.explain(rank, reason)
 
     def _with_host_reasons(self, report: str, hosts: Iterable[str]) -> str:
         names = [host for host in dict.fromkeys(hosts) if host in self._host_reasons]
@@ -258,7 +258,7 @@ class _Watch:
     watchers: Any = None
     connected: set[int] = field(default_factory=set)  # by position
     silent: set[int] = field(default_factory=set)  # base ranks that are dead because they did not answer
-    dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    dead: Deaths = field(default_factory=Deaths)
 
 
 class Watching:
@@ -295,22 +295,24 @@ class Watching:
             if not self._are_spawned(watch):
                 self._start_task(self._start(number, watch, procs.mesh))
         watch.meshes.append(procs)
-        procs.dead.update(watch.dead)
+        procs.dead.add_from(watch.dead, watch.ranks)
 
     def _are_spawned(self, watch: _Watch) -> bool:
         """Whether the session has spawned all these processes itself. Notes those that are dead already."""
-        dead: dict[str, str | None] = {}
+        spawned: dict[str, tuple[ProcMesh, int]] = {}  # by the id of the process
         for known in self._objects.values():
             if isinstance(known, ProcMesh) and known.host_names and known.up is not None and known.up.done():
                 if known not in self._spawned:
                     if known.stopping:
                         continue  # Monarch takes the mesh back
                     self._spawned[known] = self._monarch.process_ids(known.mesh)
-                dead.update((each, known.dead.get(rank)) for rank, each in enumerate(self._spawned[known]))
+                spawned.update((each, (known, rank)) for rank, each in enumerate(self._spawned[known]))
         for position, each in enumerate(watch.ids):
-            if report := dead.get(each):
-                watch.dead[watch.ranks[position]] = report
-        return bool(watch.ids) and all(each in dead for each in watch.ids)
+            procs, rank = spawned.get(each, (None, 0))
+            if procs is not None and rank in procs.dead:
+                reports = {watch.ranks[position]: procs.dead[rank]}
+                watch.dead.update(reports, stopped=rank in procs.dead.stopped)
+        return bool(watch.ids) and all(each in spawned for each in watch.ids)
 
     async def _start(self, number: int, watch: _Watch, mesh: Any) -> None:
         listener = self._listener
@@ -361,21 +363,23 @@ class Watching:
         ids = self._spawned.get(known, ()) if isinstance(known, ProcMesh) else ()
         if rank >= len(ids):
             return
+        stopped = isinstance(known, ProcMesh) and known.stopping
         for watch in self._by_number.values():
             if ids[rank] in watch.ids:
-                self._position_died(watch, watch.ids.index(ids[rank]), pid)
+                self._position_died(watch, watch.ids.index(ids[rank]), pid, stopped=stopped)
 
-    def _position_died(self, watch: _Watch, position: int, pid: int) -> None:
+    def _position_died(self, watch: _Watch, position: int, pid: int, *, stopped: bool = False) -> None:
         rank = watch.ranks[position]
-        self._died(watch, [rank], f"process {pid} of rank {rank} of a mesh that an endpoint returned ended")
+        report = f"process {pid} of rank {rank} of a mesh that an endpoint returned ended"
+        self._died(watch, [rank], report, stopped=stopped)
 
-    def _died(self, watch: _Watch, ranks: list[int], report: str) -> None:
+    def _died(self, watch: _Watch, ranks: list[int], report: str, *, stopped: bool = False) -> None:
         fresh = dict.fromkeys((rank for rank in ranks if rank not in watch.dead), report)
-        watch.dead.update(fresh)
+        watch.dead.update(fresh, stopped=stopped)
         for procs in watch.meshes:
-            procs.dead.update(fresh)
+            procs.dead.update(fresh, stopped=stopped)
             for rank in fresh:
                 self._process_died(procs, rank, report)
         for known in self._actors_on(watch) if fresh else ():
-            known.dead.update(fresh)
+            known.dead.update(fresh, stopped=stopped)
             self._ranks_died(known)

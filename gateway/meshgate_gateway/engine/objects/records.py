@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections import UserDict, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -167,29 +167,60 @@ def attached_hosts(mesh: Any, name: str, hosts: Sequence[Host]) -> HostMesh:
     return HostMesh(mesh, name, tuple(hosts), hosts_region(len(hosts)))
 
 
-class Deaths(UserDict[int, str]):
-    """The ranks of a mesh that ended: base rank to the report. Knows more about them than the reports say."""
+class Deaths(dict[int, str]):
+    """The ranks of a mesh that ended: base rank to the report. Knows more about them than the reports say.
+
+    A dict, whose reads enter no Python code: each call asks ``if mesh.dead``. Of the methods that write, only those
+    below may be used.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.changes = 0  # grows with each
         self.times: dict[int, float] = {}  # of ``time.monotonic``
         self.host_reasons: dict[int, str] = {}  # why the host of a rank had ended, or was about to, at its end
+        self.exit_codes: dict[int, int] = {}  # of processes, as far as Monarch reports them
         self.stopped: set[int] = set()  # by the program
 
     def __setitem__(self, rank: int, report: str) -> None:
+        self.changes += 1
         super().__setitem__(rank, report)
         self.times.setdefault(rank, time.monotonic())
 
     def __delitem__(self, rank: int) -> None:
+        self.changes += 1
         super().__delitem__(rank)
         del self.times[rank]
         self.host_reasons.pop(rank, None)
+        self.stopped.discard(rank)
 
-    def stop(self, ranks: Iterable[int], report: str) -> None:
-        """The program has stopped ``ranks``."""
-        for rank in ranks:
+    def update(self, reports: Mapping[int, str], *, stopped: bool = False) -> None:  # type: ignore[override]
+        """``stopped``: the program has stopped these ranks."""
+        for rank, report in reports.items():
             self[rank] = report
-            self.stopped.add(rank)
+        if stopped:
+            self.stopped.update(reports)
+
+    def pop(self, rank: int, default: str | None = None) -> str | None:  # type: ignore[override]
+        report = self.get(rank, default)
+        if rank in self:
+            del self[rank]
+        return report
+
+    def add_from(self, ends: Deaths, ranks: Iterable[int]) -> None:
+        """Those of ``ranks`` that ended in another mesh have ended here for the same reason."""
+        reports = {rank: ends[rank] for rank in ranks if rank in ends}
+        self.update(reports)
+        self.stopped.update(ends.stopped.intersection(reports))
+
+    def explain(self, rank: int, host_reason: str) -> None:
+        self.changes += 1
+        self.host_reasons[rank] = host_reason
+
+    def exited(self, ranks: Iterable[int], code: int) -> None:
+        """The processes of ``ranks`` have exited with ``code``, which may be known before their end."""
+        self.changes += 1
+        self.exit_codes.update(dict.fromkeys(ranks, code))
 
 
 @dataclass(slots=True, eq=False)
@@ -212,7 +243,6 @@ class ProcMesh:
     given_up: str = ""  # which host was lost before ``initialized``, and why; another may have its place already
     up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
     dead: Deaths = field(default_factory=Deaths)
-    exit_codes: dict[int, int] = field(default_factory=dict)  # by base rank, as far as Monarch reports them
     terminated: dict[int, str] = field(default_factory=dict)  # base rank to the report that SIGTERM ended it
     lost_hosts: set[str] = field(default_factory=set)  # by name, also if another host has taken their place
     slices: dict[Region, Any] = field(default_factory=dict)

@@ -110,12 +110,13 @@ async def test_meshes_that_arrive_are_adopted_with_the_meshes_they_are_on() -> N
 async def test_actors_that_arrive_have_the_dead_ranks_of_their_processes() -> None:
     attached = Attached()
     attached.objects.add(2, proc_mesh())
-    attached.attaching._watch = lambda number, procs: procs.dead.update({1: "ended"})
+    attached.attaching._watch = lambda number, procs: procs.dead.update({1: "ended"}, stopped=True)
     attached.objects.add_reference(object())
     header = Adopt(object=-1, kind="actors", name="actors", region=hosts_region(2), parent=MeshRef(object=2))
     actors = await attached.adopt(header, b"class")
     assert isinstance(actors, ActorMesh)
     assert actors.dead == {1: "ended"}
+    assert actors.dead.stopped == {1}
 
 
 @async_test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -230,6 +231,24 @@ async def test_stopping_a_slice_leaves_the_other_ranks() -> None:
     assert session.actors.dead.stopped == {1}
     assert session.procs.dead == {}
     assert not session.actors.stopping
+
+
+@async_test
+async def test_what_is_known_of_ranks_that_were_lost_before_the_stop_is_kept() -> None:
+    session = Session()
+    session.procs.dead[1] = "it was killed"
+    session.actors.dead[1] = "its process was killed"
+    stop_procs = session.monarch.stop_procs
+
+    async def stop(*arguments: Any) -> None:
+        session.procs.dead[0] = "its connection closed"  # as that of a process of a slice does before it has stopped
+        await stop_procs(*arguments)
+
+    session.monarch.stop_procs = stop  # type: ignore[method-assign]
+    await session.stop(PROCS)
+    assert session.procs.dead == {0: "mesh 'procs' was stopped: enough", 1: "it was killed"}
+    assert session.actors.dead == {0: "mesh 'actors' was stopped: enough", 1: "its process was killed"}
+    assert session.procs.dead.stopped == session.actors.dead.stopped == {0}
 
 
 @async_test

@@ -324,9 +324,10 @@ async def test_processes_are_brought_up_to_date_before_actors_are_spawned_in_the
 async def test_actors_in_dead_processes_are_dead_from_the_start() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, procs := proc_mesh(spawned.hosts))
-    procs.dead = {0: "killed", 1: "killed too"}
+    procs.dead.update({0: "killed", 1: "killed too"}, stopped=True)
     actors = await spawned.spawn_actors(region=hosts_region(1, 1))
     assert actors.dead == {1: "killed too"}
+    assert actors.dead.stopped == {1}
     actors.actors.ready.set_result(None)
 
 

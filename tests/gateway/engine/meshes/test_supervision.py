@@ -190,18 +190,18 @@ def test_what_is_known_of_an_end_besides_the_report_is_kept() -> None:
     killed += "running on failed: Killed(sig=9)"
     supervised.supervision.process_ended(PROCS, 0, 10)
     supervised.supervision.fault(Fault("actors-unique", (0,), killed))
-    assert supervised.procs.exit_codes == {0: -9}
+    assert supervised.procs.dead.exit_codes == {0: -9}
     supervised.supervision.process_ended(PROCS, 1, 11)
     supervised.timers.fire(REASON_TIMEOUT)
     supervised.timers.fire(HOST_REASON_TIMEOUT)
     supervised.supervision.fault(Fault("actors-unique", (1,), killed.replace("9", "15")))
-    assert supervised.procs.exit_codes == {0: -9, 1: -15}  # also if the report is too late for the client
+    assert supervised.procs.dead.exit_codes == {0: -9, 1: -15}  # also if the report is too late for the client
     supervised.host_reasons["workers-1"] = "OOMKilled"
     supervised.supervision.process_ended(PROCS, 3, 13)
     supervised.timers.fire(REASON_TIMEOUT)
     assert supervised.procs.dead.host_reasons == supervised.actors.dead.host_reasons == {3: "OOMKilled"}
     supervised.supervision.fault(Fault("actors-unique", (), killed))
-    assert supervised.procs.exit_codes == {0: -9, 1: -15}  # Monarch does not say whose it is
+    assert supervised.procs.dead.exit_codes == {0: -9, 1: -15}  # Monarch does not say whose it is
 
 
 def terminated() -> tuple[Supervised, Fault]:
@@ -472,6 +472,23 @@ async def test_processes_of_the_session_that_are_dead_are_so_in_a_mesh_that_is_r
     watched.monarch.processes["inner"] = ("owners-1", "owners-2", "owners-3")
     procs, _ = watched.receive(-1)
     assert procs.dead == {4: "process 73 of rank 3 on workers-1 ended"}
+
+
+@async_test
+async def test_processes_of_a_returned_mesh_that_the_session_stops_are_stopped_there_too() -> None:
+    watched = Watched()
+    spawned = up(watched, 2)
+    spawned.dead.update({3: "mesh 'owners' was stopped: enough"}, stopped=True)
+    watched.monarch.processes["inner"] = ("owners-1", "owners-2", "owners-3")
+    procs, actors = watched.receive(-1)
+    assert (procs.dead.keys(), procs.dead.stopped) == ({4}, {4})
+    watched.watching.process_ended(2, 1, 71)
+    spawned.stopping = True
+    watched.watching.process_ended(2, 2, 72)
+    assert actors.dead.keys() == {2, 3}  # calls of them fail
+    assert (procs.dead.stopped, actors.dead.stopped) == ({3, 4}, {3})
+    again, _ = watched.receive(-2)
+    assert (again.dead.keys(), again.dead.stopped) == ({2, 3, 4}, {3, 4})
 
 
 @async_test
