@@ -37,7 +37,7 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
     if not steps:
         return
     if mesh in applied:
-        hosts._wait_initialized().get()  # by then the restart count below is up to date
+        hosts._initialized(wait_for_all=False).get()  # by then the restart count below is up to date
     wanted = (steps[-1].digest, hosts._client.objects.host_restarts.get(mesh, 0))
     if applied.get(mesh) == wanted:
         return

@@ -125,7 +125,7 @@ class RemoteMounts:
 
     def _wanted(self, hosts: HostMeshProxy, mesh: str, digest: str) -> tuple[Client, str, int]:
         client: Any = hosts._client
-        hosts._wait_initialized().get()  # then the restart count is up to date
+        hosts._initialized(wait_for_all=False).get()  # then the restart count is up to date
         return client, digest, client.objects.host_restarts.get(mesh, 0)
 
     def _mount(self, mount: RemoteMount, client: Client, due: Sequence[HostMeshProxy]) -> str:

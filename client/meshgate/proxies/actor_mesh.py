@@ -23,9 +23,10 @@ from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_string
 from meshgate.serialization.pickling import pickled_by_value
 from meshgate.serialization.stale_source import changed_script, current_class, restart_hint, source_defines
 from meshgate.session.futures import FutureProxy
+from meshgate.session.pending_calls import PendingAck
 from meshgate.shapes.shape import Shape
 from meshgate.suggestions import did_you_mean, names_text
-from meshgate_wire.messages import EndpointSignature, Parameter, SpawnActors
+from meshgate_wire.messages import EndpointSignature, Initialized, Parameter, SpawnActors
 
 R = TypeVar("R")
 MAX_TEXT = 256  # characters of a default or an annotation
@@ -97,7 +98,9 @@ class ActorMeshProxy(MeshProxy):
     @property
     def initialized(self) -> FutureProxy[None]:
         """Settles when the actors are initialized."""
-        return self._wait_initialized()
+        ack = PendingAck(self._object, f"{self._name}.initialized")
+        self._client.request(ack, lambda call: Initialized(call=call, target=self._ref), stream=self._stream)
+        return ack.future
 
     def _host_name(self, rank: int) -> str:
         return self._procs._host_name(rank) if self._procs is not None else ""

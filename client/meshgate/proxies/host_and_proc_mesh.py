@@ -19,12 +19,12 @@ from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name, require_
 from meshgate.serialization.pickling import dump_class, dumps, dumps_call
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import EndingHost
-from meshgate.session.pending_calls import PendingValueMesh
+from meshgate.session.pending_calls import PendingAck, PendingValueMesh
 from meshgate.session.session import ClientSession
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire.fragments import flatten
-from meshgate_wire.messages import MAX_PER_HOST, MeshRef, Reload, SpawnActors, SpawnProcs, stream_of
+from meshgate_wire.messages import MAX_PER_HOST, Initialized, MeshRef, Reload, SpawnActors, SpawnProcs, stream_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -142,7 +142,9 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
     @property
     def initialized(self) -> FutureProxy[Literal[True]]:
         """Settles with True when all processes are up."""
-        return self._wait_initialized(True)
+        ack = PendingAck(self._object, f"{self._name}.initialized", True)
+        self._client.request(ack, lambda call: Initialized(call=call, target=self._ref), stream=self._stream)
+        return ack.future
 
     @property
     def host_mesh(self) -> HostMeshProxy:
@@ -301,7 +303,7 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
     def initialized(self) -> FutureProxy[Literal[True]]:
         """Settles with True when all hosts have answered, also restarted ones and those that replace ``ending`` ones.
         Fails if a host has ended for good."""
-        return self._wait_initialized(True, whole=True)
+        return self._initialized(wait_for_all=True)
 
     @property
     def ending(self) -> tuple[EndingHost, ...]:
@@ -310,6 +312,15 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
         ending = self._owned.remote.ending
         names = (self._host_name(self._ndslice.get(at)) for at in range(len(self))) if ending else ()
         return tuple(ending[name] for name in names if name in ending)
+
+    def _initialized(self, *, wait_for_all: bool) -> FutureProxy[Literal[True]]:
+        """Without ``wait_for_all`` it does not wait for hosts that have ended, only for reports about them so far."""
+        ack = PendingAck(self._object, f"{self._name}.initialized", True)
+        target = self._ref
+        self._client.request(
+            ack, lambda call: Initialized(call=call, target=target, whole=wait_for_all), stream=self._stream
+        )
+        return ack.future
 
     def is_usable_in(self, session: ClientSession) -> bool:
         """Whether it is a mesh of ``session`` that has neither failed nor been shut down."""

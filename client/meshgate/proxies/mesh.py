@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshgate.actors.monarch_surface import missing_attribute
-from meshgate.errors import InvalidRequestError, MeshgateError
+from meshgate.errors import InvalidRequestError
 from meshgate.html import MOST_RANKS, Rank, card, rank_grid
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import Kind, RemoteObject
@@ -17,7 +17,7 @@ from meshgate.session.pending_calls import PendingAck
 from meshgate.session.session import ClientSession, RemoteReference
 from meshgate.shapes.mesh_trait import ShapedMesh
 from meshgate.shapes.shape import Shape
-from meshgate_wire.messages import Argument, Initialized, MeshRef, Stop, stream_of
+from meshgate_wire.messages import Argument, MeshRef, Stop, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -114,25 +114,6 @@ class MeshProxy(ShapedMesh, RemoteReference):
             stream=self._stream,
             even_if_failed=True,
         )
-        return ack.future
-
-    def _wait_initialized(self, value: Any = None, *, whole: bool = False) -> FutureProxy[Any]:
-        """Settles with ``value`` when the gateway reports the mesh up; ``whole``: and its lost hosts back.
-
-        The gateway is asked at the first use of the future. Debuggers and variable explorers read every property of
-        what they show, which must send nothing, nor move the output of actors to another cell.
-        """
-        ack = PendingAck(self._object, f"{self._name}.initialized", value)
-
-        def ask(future: FutureProxy[Any]) -> None:
-            try:
-                self._client.request(
-                    ack, lambda call: Initialized(call=call, target=self._ref, whole=whole), stream=self._stream
-                )
-            except MeshgateError as error:  # the session has ended
-                future.fail(error)
-
-        ack.future.start_with(ask)
         return ack.future
 
     def _as_argument(self, session: ClientSession) -> Argument:

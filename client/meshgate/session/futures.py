@@ -294,11 +294,7 @@ class Future(SeenAsMonarchs, Generic[R]):
     def _ensure_started(self) -> None:
         start, self._start = self._start, None
         if start is not None:
-            try:
-                start(self)
-            except BaseException:  # such as Ctrl-C while the queue of messages is full: the next use starts it
-                self._start = start
-                raise
+            start(self)
 
     def _copy_when_settled(self, loop: asyncio.AbstractEventLoop, observed: asyncio.Future[R]) -> None:
         arrival: asyncio.Future[None] = loop.create_future()
@@ -333,7 +329,6 @@ class Future(SeenAsMonarchs, Generic[R]):
 
     def _wait(self, timeout: float | None) -> None:
         """Blocks until settled. Each waiter has a lock of its own, so interrupting one leaves the others alone."""
-        __tracebackhide__ = True
         deadline = None if timeout is None else time.monotonic() + timeout
         wake = _ThreadWaker()
         try:

@@ -186,7 +186,7 @@ class ClientSession:
         if objects.any_failed and not even_if_failed and objects.failure_of(call.target) is not None:
             call.fail(dependency_failure(self.objects, call.target, call.endpoint))
             return
-        if self._in_notebook:
+        if self._in_notebook and not isinstance(call, PendingAck):  # a variable explorer reads ``mesh.initialized``
             self._dispatcher.follow_caller()
         number = self.calls.add(call)
         if self._marks is not None and not isinstance(call, PendingAck):

@@ -31,7 +31,7 @@ class FakeHosts:
         self.stopped = 0
         self._client = FakeClient()
 
-    def _wait_initialized(self) -> FutureProxy[None]:
+    def _initialized(self, *, wait_for_all: bool) -> FutureProxy[None]:
         return FutureProxy.resolved(None)
 
     def spawn_procs(self, name: str) -> Any:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import pickle
@@ -12,13 +11,13 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from meshgate.errors import GatewayError, InvalidRequestError, UnpicklableArgument
+from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.proxies import HostMeshProxy, ProcMeshProxy
 from meshgate.proxies.client import Channel, Client
 from meshgate.proxies.mesh import require_name
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
-from meshgate_wire.messages import Argument, Call, Initialized, MeshRef
+from meshgate_wire.messages import Argument, MeshRef
 from tests.client.counting import Counter
 from tests.client.scripted_gateway import TOKEN, Reference, ScriptedGateway
 
@@ -48,31 +47,6 @@ def test_reprs_show_name_and_shape(hosts: HostMeshProxy, procs: ProcMeshProxy, m
     assert repr(procs.slice(hosts=0)) == "ProcMesh('trainers', {gpus=2})"
     assert repr(mesh) == f"ActorMesh(class={Counter}, shape={{hosts=2,gpus=2}})"
     assert repr(mesh.add) == f"<endpoint counters.add of {mesh!r}>"
-
-
-def test_reading_every_attribute_sends_nothing(
-    gateway: ScriptedGateway, hosts: HostMeshProxy, procs: ProcMeshProxy, mesh: Any
-) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
-    meshes = (hosts, procs, mesh)
-    call = mesh.add.call(1)
-    for each in (*meshes, mesh.add, call):
-        for name in dir(each):  # as the variable explorer of a notebook does
-            with contextlib.suppress(NotImplementedError, AttributeError):  # as Monarch does, or for lack of it
-                repr(getattr(each, name))
-    for each in meshes:  # messages of one mesh arrive in order
-        each.initialized.get(timeout=20)
-    assert len(gateway.got(Initialized)) == len(meshes)
-    assert len(gateway.got(Call)) == 1
-    assert not call._was_read
-
-
-def test_initialized_in_a_session_that_has_ended_raises_why(client: Client, mesh: Any) -> None:
-    ready = mesh.initialized
-    client.close()
-    for _ in range(2):
-        with pytest.raises(GatewayError, match="closed"):
-            ready.get(timeout=20)
 
 
 @pytest.mark.parametrize(

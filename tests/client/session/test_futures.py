@@ -471,22 +471,6 @@ def test_start_is_called_once_at_the_first_use() -> None:
     assert started == [future]
 
 
-def test_an_interrupted_start_is_repeated_at_the_next_use() -> None:
-    started: list[object] = []
-
-    def start(future: FutureProxy[int]) -> None:
-        started.append(future)
-        if len(started) == 1:
-            raise KeyboardInterrupt
-        future.settle(lambda: 1)
-
-    future = FutureProxy(start=start)
-    with pytest.raises(KeyboardInterrupt):
-        future.get()
-    assert future.get() == 1
-    assert started == [future, future]
-
-
 async def _await(future: FutureProxy[int]) -> int:
     return await future
 
