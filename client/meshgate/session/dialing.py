@@ -55,7 +55,7 @@ class Route:
     certificates: Certificates | None = None  # those in ``ssl``, to explain its errors
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
-    renews_token: bool = False  # whether the token may be another one for the next connection
+    renews_token: bool = False  # whether others renew the token, so that the next connection may have another one
     ping_interval: float = PING_INTERVAL
 
     @property
@@ -91,8 +91,9 @@ class UrlDialer:
     """Reaches a gateway at a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
 
     ``token`` may be a function that returns it, for one that is renewed: it is called for each connection, and may
-    raise OSError or ConnectionFailedError. ``ca`` is a file of certificates to trust besides the system's, and ``cert``
-    and ``key`` are files with a client certificate and its key, for an ingress that requires one; by default,
+    raise OSError or ConnectionFailedError. ``renews_token`` returns whether others renew that token: then a session
+    waits for the next one. ``ca`` is a file of certificates to trust besides the system's, and ``cert`` and ``key``
+    are files with a client certificate and its key, for an ingress that requires one; by default,
     ``$MESHGATE_CA``, ``$MESHGATE_CLIENT_CERT`` and ``$MESHGATE_CLIENT_KEY``. They are read for each connection. For a
     gateway on this machine, ``alive`` returns whether its process runs, and ``unix_socket`` is a faster route.
     ``here``: it is on this machine, at an address that other machines can reach, too.
@@ -109,6 +110,7 @@ class UrlDialer:
         alive: Callable[[], bool] | None = None,
         unix_socket: str | None = None,
         here: bool = False,
+        renews_token: Callable[[], bool] = lambda: True,
     ) -> None:
         parts = urlsplit(url)
         scheme = _SCHEMES.get(parts.scheme, "")
@@ -120,7 +122,7 @@ class UrlDialer:
                 "sent in place of the token: remove it, and set MESHGATE_TOKEN"
             )
         self.url = parts._replace(scheme=scheme, path=parts.path.rstrip("/"), query="", fragment="").geturl()
-        self._token = token
+        self._token, self._renews_token = token, renews_token
         self._alive = alive
         self._unix_socket = unix_socket
         self._through_proxy = not here and not _is_loopback(parts.hostname or "")
@@ -140,7 +142,7 @@ class UrlDialer:
             certificates=self.certificates,
             headers=headers,
             through_proxy=self._through_proxy,
-            renews_token=callable(self._token),
+            renews_token=callable(self._token) and self._renews_token(),
         )
         return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
 

@@ -146,7 +146,8 @@ class CreatesNoJobs(JobError):
 
 class GatewayClient(Generic[ReplyT]):
     """One gateway and a token for it, or a function that returns the present one. ``parse`` reads its replies and
-    raises ValidationError; ``creates_none`` says what to change if it creates no jobs."""
+    raises ValidationError; ``creates_none`` says what to change if it creates no jobs; ``renews_token``
+    is as for a UrlDialer."""
 
     def __init__(
         self,
@@ -154,8 +155,9 @@ class GatewayClient(Generic[ReplyT]):
         token: str | Callable[[], str],
         parse: Callable[[str | bytes], ReplyT],
         creates_none: str,
+        renews_token: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._dialer = UrlDialer(url, token)
+        self._dialer = UrlDialer(url, token, renews_token=renews_token)
         self._url, self._token = self._dialer.url, token
         self._parse, self._creates_none = parse, creates_none
 

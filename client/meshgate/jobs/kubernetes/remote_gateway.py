@@ -70,6 +70,11 @@ def _token_to_dial() -> str:
         raise ConnectionFailedError(str(error)) from None
 
 
+def _token_is_in_a_file() -> bool:
+    """Whether others renew the token that ``find_token`` finds. A variable changes only if this program sets it."""
+    return not os.environ.get("MESHGATE_TOKEN")
+
+
 class RemoteGateway(GatewayClient[ProvisioningReply]):
     """One gateway, and the driver's token for it."""
 
@@ -78,9 +83,9 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
     def __init__(self, url: str, token: str | None) -> None:
         """``token``: instead of the one that ``find_token`` finds for each connection. Raises JobError if that finds
         none now."""
-        found = token or find_token()
-        renewed = not token and not os.environ.get("MESHGATE_TOKEN")  # a file's
-        super().__init__(url, _token_to_dial if renewed else found, parse_reply, CREATES_NONE)
+        if not token:
+            find_token()
+        super().__init__(url, token or _token_to_dial, parse_reply, CREATES_NONE, _token_is_in_a_file)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Starts the job through the gateway. Raises JobStartFailed, leaving nothing behind, and
@@ -175,4 +180,5 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
     def dialer(self, job: RunningJob) -> Dialer:
         if not job.uid:
             return self._dialer
-        return UrlDialer(f"{self._url}/v1/jobs/{job.namespace}/{job.name}", job.token or self._token)
+        url = f"{self._url}/v1/jobs/{job.namespace}/{job.name}"
+        return UrlDialer(url, job.token or self._token, renews_token=_token_is_in_a_file)

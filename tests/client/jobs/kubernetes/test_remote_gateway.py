@@ -222,6 +222,17 @@ def test_a_job_is_reached_with_the_drivers_own_token_as_it_is_now(
     assert (route.token, route.renews_token) == ("constant", False)
 
 
+def test_a_variable_that_the_program_sets_again_counts_for_the_next_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", "first")
+    remote = RemoteGateway("ws://127.0.0.1:1", None)
+    for dialer in (remote._dialer, remote.dialer(JOB.model_copy(update={"token": ""}))):
+        monkeypatch.setenv("MESHGATE_TOKEN", "first")
+        assert asyncio.run(dialer.dial()).token == "first"
+        monkeypatch.setenv("MESHGATE_TOKEN", "second")
+        route = asyncio.run(dialer.dial())
+        assert (route.token, route.renews_token) == ("second", False)
+
+
 LISTED = ListedJob(name="trainer", namespace="team", uid="1", meshes={"workers": 1}, created=0.0, owner="alice")
 
 
