@@ -29,6 +29,11 @@ from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover,
 log = logging.getLogger("meshgate.session.connection")
 
 GONE_INTERVAL = 2.0  # seconds between two questions to the dialer, during an attempt, whether the gateway is gone
+# A gateway asks the Kubernetes API about each rejected token anew, so attempts with one are rarer than others.
+REJECTED_DELAY = 5.0  # seconds, besides the usual delay
+# Whatever renews a file does so before the token in it expires. The next token may be late, but after this long nothing
+# renews the file any more, and the user has to know.
+REJECTED_MOST = 15 * 60.0
 
 
 class _Gone(Exception):
@@ -70,6 +75,7 @@ class Reconnector:
         self._gateway: str | None = None  # the name, in its proofs, of the gateway that holds the session
         self._prover: Prover | None = None  # of the attempt under way
         self._renews_token = False  # of that attempt's route
+        self._rejected_since: float | None = None  # if the last attempt's token was; of the first in a row
         self.attempts = 0  # since a connection has proved to work, which resets it: without delay after the next cut
         self._stopped = False
         self._accepted = False  # whether the last attempt led to a connection
@@ -120,6 +126,7 @@ class Reconnector:
         if self.attempts:
             upper_bound = self._settings.retry_first * 2 ** min(self.attempts - 1, 30)
             delay = random.uniform(0, min(self._settings.retry_most, upper_bound))
+            delay += 0.0 if self._rejected_since is None else REJECTED_DELAY
             await asyncio.sleep(delay if patience is None else min(delay, patience))
         self.attempts += 1
 
@@ -160,6 +167,7 @@ class Reconnector:
         if patience is not None:
             timeout = min(timeout, max(patience, settings.lost_after / 2))
         started = asyncio.get_running_loop().time()
+        rejected_since, self._rejected_since = self._rejected_since, None
         try:
             connection = await self._dial_within(timeout, ask=patience is None)
             self._allow(3 * (asyncio.get_running_loop().time() - started))
@@ -167,14 +175,7 @@ class Reconnector:
         except _Gone as error:
             self.last_failure = str(error)
         except InvalidStatus as error:
-            status, body = error.response.status_code, bytes(error.response.body or b"")
-            proven = self._is_gateways(error.response)
-            final = error_of_response(status, body, str(self._dialer), proven=proven, resuming=self.resuming)
-            # Of a token that expires, the next one may be late.
-            late = status == HTTPStatus.UNAUTHORIZED and self.resuming and self._renews_token
-            if final is not None and not late:
-                raise final from None
-            self.last_failure = describe_response(status, body, proven=proven)
+            self.last_failure = self._refused(error.response, rejected_since)
         except (InvalidURI, CertificateError, ssl.SSLCertVerificationError, socket.gaierror) as error:
             self.last_failure = _describe(error)
             if not self.resuming:
@@ -187,6 +188,21 @@ class Reconnector:
             self.last_failure = _describe(error)
         log.debug("no connection to %s: %s", self._dialer, self.last_failure)
         return None
+
+    def _refused(self, response: Response, rejected_since: float | None) -> str:
+        """What the response says, if another attempt may succeed. Raises what it means if none will."""
+        status, body = response.status_code, bytes(response.body or b"")
+        proven = self._is_gateways(response)
+        final = error_of_response(status, body, str(self._dialer), proven=proven, resuming=self.resuming)
+        if final is not None:
+            # Of a token that expires, the next one may be late.
+            if not (status == HTTPStatus.UNAUTHORIZED and self.resuming and self._renews_token):
+                raise final from None
+            now = asyncio.get_running_loop().time()
+            self._rejected_since = now if rejected_since is None else rejected_since
+            if now - self._rejected_since >= REJECTED_MOST:
+                raise final from None
+        return describe_response(status, body, proven=proven)
 
     def timed_out(self, failure: str) -> None:
         """The attempt has taken as long as it may. The next may take twice as long: the path may be that slow."""

@@ -25,7 +25,7 @@ from meshgate.errors import (
 from meshgate.session.dialing import Route
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport import reconnect
-from meshgate.session.transport.reconnect import GONE_INTERVAL, Reconnector
+from meshgate.session.transport.reconnect import GONE_INTERVAL, REJECTED_DELAY, REJECTED_MOST, Reconnector
 from meshgate_wire import Limits
 from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover
 
@@ -352,6 +352,37 @@ def test_only_a_session_waits_for_a_token_and_only_for_one_that_is_renewed(
     else:
         with pytest.raises(AuthenticationError, match="the token has expired"):
             connect(tried)
+
+
+EXPIRED = Answer(401, error="the token has expired")
+
+
+def waiting_for_a_token(*outcomes: Exception | None, forever: Exception | None = REFUSED) -> Reconnector:
+    tried = reconnector(*outcomes, forever=forever)
+    assert isinstance(tried._dialer, FakeDialer)
+    tried.resuming = tried._dialer.renews_token = True
+    tried._settings = SETTINGS.model_copy(update={"lease": 3 * REJECTED_MOST})
+    return tried
+
+
+def test_attempts_with_a_rejected_token_are_rarer_than_others(
+    delays: list[float], headers: list[dict[str, str]]
+) -> None:
+    usual = 1 + 2 + 4
+    assert connect(waiting_for_a_token(EXPIRED, EXPIRED, REFUSED, None)) == usual + 2 * REJECTED_DELAY
+
+
+def test_a_token_that_is_not_renewed_ends_the_session(delays: list[float], headers: list[dict[str, str]]) -> None:
+    tried = waiting_for_a_token(forever=EXPIRED)
+    with pytest.raises(AuthenticationError, match="the token has expired"):
+        connect(tried)
+    waited = sum(delays) + len(delays) * REJECTED_DELAY
+    assert REJECTED_MOST <= waited < REJECTED_MOST + SETTINGS.retry_most + REJECTED_DELAY
+
+
+def test_an_outage_between_two_rejections_does_not_count(delays: list[float], headers: list[dict[str, str]]) -> None:
+    outage = [REFUSED] * int(REJECTED_MOST / SETTINGS.retry_most + 1)
+    assert connect(waiting_for_a_token(EXPIRED, *outage, EXPIRED, None)) > REJECTED_MOST
 
 
 STRAY_ANSWERS = [Answer(status, gateway="", error="not here") for status in (101, 302, 400, 401, 403, 404, 410, 426)]
