@@ -7,10 +7,12 @@ rejects a certificate often just closes the connection, and an error of TLS name
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import socket
 import ssl
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,13 +21,18 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import urlsplit
 
+from websockets.exceptions import ConnectionClosed, InvalidMessage
+
 from meshgate.errors import ConnectionFailedError
 
 CA, CERT, KEY = "MESHGATE_CA", "MESHGATE_CLIENT_CERT", "MESHGATE_CLIENT_KEY"
 SET_CLIENT_CERT = f"set {CERT} and {KEY} to the files of a certificate that it accepts and of its key"
-PROBE_TIMEOUT = 10.0  # seconds
+PROBE_TIMEOUT = 3.0  # seconds: much less than an attempt of a session may take
 
-_NO_ANSWER = (TimeoutError, ConnectionRefusedError, socket.gaierror)
+_CUT = (
+    *(ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError),
+    *(http.client.HTTPException, InvalidMessage, ConnectionClosed),  # in place of a response
+)
 _UNKNOWN_ISSUER = frozenset({18, 19, 20, 21})  # OpenSSL's codes for a chain that leads to no trusted CA
 _OTHER_NAME = frozenset({62, 64})  # the certificate is for another host name or address
 _REFUSED = re.compile("ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)")  # the alerts of RFC 8446, 6.2, about ours
@@ -107,15 +114,26 @@ class Certificates:
                 f"cannot use the client certificate {cert} with the key {key}: both must be in PEM format ({error})"
             ) from error
 
-    def explain(self, url: str, error: Exception) -> str | None:
+    def explain(self, url: str, error: Exception, *, through_proxy: bool, resuming: bool = False) -> str | None:
         """Why this client and the server at ``url`` reject each other's certificates, if that has caused ``error``.
 
-        Blocks: it connects again, and returns None if the server can only be reached through a proxy.
+        Blocks if it connects again, as ``error`` may be no more than a cut. It does so neither if the connection went
+        ``through_proxy`` and the environment names one, since the direct way may be closed, nor to delay a session that
+        is ``resuming``, unless there is a client certificate, which may have expired meanwhile.
         """
-        if isinstance(error.reason if isinstance(error, URLError) else error, _NO_ANSWER):
-            return None
         parts = urlsplit(url)
         address = parts.hostname or "", parts.port or 443
+        cause = error.reason if isinstance(error, URLError) else error
+        direct = not (through_proxy and _has_proxy(*address))
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return self._untrusted(cause, address, ask=direct and not resuming)
+        if isinstance(cause, ssl.SSLError) and (why := self._refused(cause)):
+            return why
+        if not direct or not isinstance(cause, _CUT) or (resuming and self._cert is None):
+            return None
+        return self._probe(address)
+
+    def _probe(self, address: tuple[str, int]) -> str | None:
         request = f"GET /healthz HTTP/1.1\r\nHost: {address[0]}\r\nConnection: close\r\n\r\n"
         try:
             with (
@@ -126,23 +144,24 @@ class Certificates:
                     encrypted.sendall(request.encode())
                 encrypted.recv(1)
         except ssl.SSLCertVerificationError as rejected:
-            return self._untrusted(rejected, address)
+            return self._untrusted(rejected, address, ask=True)
         except ssl.SSLError as rejected:
             return self._refused(rejected)
         except OSError:
             pass  # the caller reports its own error
         return None
 
-    def _untrusted(self, error: ssl.SSLCertVerificationError, address: tuple[str, int]) -> str:
+    def _untrusted(self, error: ssl.SSLCertVerificationError, address: tuple[str, int], *, ask: bool) -> str:
+        """With ``ask`` it connects again, to name who signed the certificate."""
         text = f"the certificate of {address[0]} is not trusted: {error.verify_message.rstrip('.')}"
         if error.verify_code in _OTHER_NAME:
             return f"{text}. Use a name that the certificate has in the URL"
         if error.verify_code not in _UNKNOWN_ISSUER:
             return f"{text}. The ingress needs another certificate"
-        try:
-            issuer = f"{_Issued.of(ssl.get_server_certificate(address, timeout=PROBE_TIMEOUT)).issuer!r}, which"
-        except (OSError, ValueError):  # it speaks to clients with a certificate only, or has gone meanwhile
-            issuer = "a CA that"
+        issuer = "a CA that"
+        if ask:
+            with suppress(OSError, ValueError):  # it speaks to clients with a certificate only, or has gone meanwhile
+                issuer = f"{_Issued.of(ssl.get_server_certificate(address, timeout=PROBE_TIMEOUT)).issuer!r}, which"
         trusted = f"neither this machine nor {self._ca} trusts" if self._ca else "this machine does not trust"
         return (
             f"{text}. It is signed by {issuer} {trusted}. If you trust that CA, set {CA} to a file with its "
@@ -157,6 +176,13 @@ class Certificates:
         if self._cert is None:
             return f"the ingress requires a client certificate ({text}): {SET_CLIENT_CERT}"
         return f"the ingress refused the client certificate {self._cert} ({self._issued}): {text}. {SET_CLIENT_CERT}"
+
+
+def _has_proxy(host: str, port: int) -> bool:
+    """Whether the environment names a proxy for the websockets to this address, as the library decides."""
+    if urllib.request.proxy_bypass(f"{host}:{port}"):
+        return False
+    return any(urllib.request.getproxies().get(scheme) for scheme in ("wss", "socks", "https"))
 
 
 def _find(value: str | Path | None, argument: str, variable: str) -> _File | None:

@@ -85,7 +85,7 @@ def get(route: Route, path: str, body: bytes | None = None) -> tuple[int, bytes,
             answer = response.read(MAX_RESPONSE)
             proof = response.getheader(PROOF_HEADER)
     except (OSError, http.client.HTTPException) as error:
-        why = route.certificates and route.certificates.explain(route.url, error)
+        why = route.certificates and route.certificates.explain(route.url, error, through_proxy=False)
         if not why:
             raise
         raise CertificateError(why) from error
@@ -268,7 +268,7 @@ class GatewayClient(Generic[ReplyT]):
 
     def _unreachable(self, error: Exception) -> ConnectionFailedError:
         certificates = self._dialer.certificates
-        why = certificates and certificates.explain(self._url, error)
+        why = certificates and certificates.explain(self._url, error, through_proxy=True)
         return ConnectionFailedError(f"cannot reach {self._dialer}: {why or error}")
 
     def _rejection(self, status: int, body: bytes, proof: str | None, prover: Prover) -> Exception:

@@ -206,10 +206,59 @@ def test_an_error_that_is_not_about_certificates_stays_as_it_is(made: Path) -> N
     modern = Certificates(made / "ca.crt")
     modern.context().minimum_version = ssl.TLSVersion.TLSv1_3
     with serving(made / "server", **old) as url:
-        assert modern.explain(url, EOFError()) is None
-    assert modern.explain(url, ConnectionResetError()) is None  # nothing listens any more
+        assert modern.explain(url, EOFError(), through_proxy=False) is None
+    assert modern.explain(url, ConnectionResetError(), through_proxy=False) is None  # nothing listens any more
     for other in (ConnectionRefusedError(), URLError(TimeoutError())):
-        assert modern.explain("wss://gateway.invalid", other) is None
+        assert modern.explain("wss://gateway.invalid", other, through_proxy=False) is None
+
+
+def untrusted(url: str) -> ssl.SSLCertVerificationError:
+    """The error of a client of this server that does not trust its CA."""
+    address = (HOST, int(url.rpartition(":")[2]))
+    with socket.create_connection(address) as plain, pytest.raises(ssl.SSLCertVerificationError) as caught:
+        ssl.create_default_context().wrap_socket(plain, server_hostname=HOST)
+    return caught.value
+
+
+@pytest.mark.parametrize("proxy", ["HTTPS_PROXY", "WSS_PROXY", None])
+def test_an_untrusted_ca_is_explained_without_another_connection_past_a_proxy_or_in_a_session(
+    proxy: str | None, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(made / "server") as url:
+        error = untrusted(url)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("it connects again"))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    if proxy is not None:
+        monkeypatch.setenv(proxy, "http://proxy.example:3128")
+    for wrapped in (error, URLError(error)):
+        why = Certificates().explain(url, wrapped, through_proxy=proxy is not None, resuming=proxy is None)
+        assert why is not None
+        assert "local issuer certificate. It is signed by a CA that this machine does not trust." in why
+
+
+def test_a_cut_is_examined_by_another_connection_only_where_that_helps(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def create_connection(address: object, *_: object) -> socket.socket:
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    without, having = Certificates(), Certificates(cert=made / "alice.crt", key=made / "alice.key")
+    for certificates in (without, having):
+        assert certificates.explain("wss://gateway.example", ConnectionResetError(), through_proxy=True) is None
+        assert certificates.explain("wss://gateway.example", OSError("no route"), through_proxy=False) is None
+    assert without.explain("wss://g", ConnectionResetError(), through_proxy=False, resuming=True) is None
+    assert asked == []
+    having.explain("wss://g", ConnectionResetError(), through_proxy=False, resuming=True)
+    without.explain("wss://inside.example", ConnectionResetError(), through_proxy=True)
+    without.explain("wss://gateway.example:8443", ConnectionResetError(), through_proxy=False)
+    assert asked == [("g", 443), ("inside.example", 443), ("gateway.example", 8443)]
 
 
 def test_a_renewed_file_is_used_for_the_next_connection(made: Path, tmp_path: Path) -> None:

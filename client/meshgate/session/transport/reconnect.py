@@ -11,6 +11,7 @@ import secrets
 import socket
 import ssl
 import time
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -267,7 +268,8 @@ class Reconnector:
         except (ssl.SSLError, ConnectionResetError, InvalidMessage) as error:
             if route.certificates is None:
                 raise
-            why = await call_in_thread(route.certificates.explain, route.url, error)
+            explain = partial(route.certificates.explain, through_proxy=route.through_proxy, resuming=self.resuming)
+            why = await call_in_thread(explain, route.url, error)
             if why is None:
                 raise
             raise CertificateError(why) from error
