@@ -34,6 +34,7 @@ _CUT = (
     *(http.client.HTTPException, InvalidMessage, ConnectionClosed),  # in place of a response
 )
 _UNKNOWN_ISSUER = frozenset({18, 19, 20, 21})  # OpenSSL's codes for a chain that leads to no trusted CA
+_STRICT = range(80, 95)  # what only VERIFY_X509_STRICT demands, the default of Python 3.13 and later
 _OTHER_NAME = frozenset({62, 64})  # the certificate is for another host name or address
 _REFUSED = re.compile("ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)")  # the alerts of RFC 8446, 6.2, about ours
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -156,6 +157,10 @@ class Certificates:
         text = f"the certificate of {address[0]} is not trusted: {error.verify_message.rstrip('.')}"
         if error.verify_code in _OTHER_NAME:
             return f"{text}. Use a name that the certificate has in the URL"
+        if error.verify_code in _STRICT:
+            return (
+                f"{text}. If you trust its CA, set {CA} to a file with that CA's certificate, which relaxes this check"
+            )
         if error.verify_code not in _UNKNOWN_ISSUER:
             return f"{text}. The ingress needs another certificate"
         issuer = "a CA that"

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -108,7 +109,8 @@ REACHED = "is not a meshgate gateway"
 def test_a_private_ca_is_trusted_if_a_variable_names_it(
     connect: Connect, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in (CA, "SSL_CERT_FILE"):
+    # Later versions reject a CA without key usage, unless this client's own variable names it.
+    for variable in (CA, "SSL_CERT_FILE") if sys.version_info < (3, 13) else (CA,):
         with monkeypatch.context() as patch, serving(made / "server") as url:
             patch.setenv(variable, str(made / "ca.crt"))
             with pytest.raises(ConnectionFailedError, match=REACHED):
@@ -152,20 +154,35 @@ def test_another_defect_of_the_ingress_is_named(certificate: str, text: str, mad
         request_json(UrlDialer(url, "t", ca=made / "ca.crt"), "/v1/status")
 
 
-def test_a_private_ca_without_key_usage_is_accepted_by_every_python(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates are verified as in Python 3.13 and later."""
     create = ssl.create_default_context
 
-    def create_strict() -> ssl.SSLContext:  # as in Python 3.13 and later
+    def create_strict() -> ssl.SSLContext:
         context = create()
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", create_strict)
+
+
+@pytest.mark.usefixtures("strict")
+def test_a_private_ca_without_key_usage_is_accepted_by_every_python(made: Path) -> None:
     assert Certificates().context().verify_flags & ssl.VERIFY_X509_STRICT
     with serving(made / "server") as url, pytest.raises(ConnectionFailedError, match=REACHED):
         request_json(UrlDialer(url, "t", ca=made / "ca.crt"), "/v1/status")
+
+
+@every_client
+@pytest.mark.usefixtures("strict")
+def test_a_private_ca_without_key_usage_in_the_systems_store_is_reported_with_what_relaxes_the_check(
+    connect: Connect, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(made / "ca.crt"))
+    text = r"is not trusted: .*\. If you trust its CA, set MESHGATE_CA to a file .*, which relaxes this check"
+    with serving(made / "server") as url, pytest.raises(ConnectionFailedError, match=text):
+        connect(url)
 
 
 @every_client
