@@ -21,6 +21,7 @@ KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
 _SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
 _UNKNOWN_JOB = "Invalid job id"
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*([\w.-]*\w)\s*$", re.MULTILINE)
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -97,6 +98,14 @@ def cancel(job_id: int) -> None:
     result = _run(["scancel", str(job_id)])
     if result.returncode != 0 and _UNKNOWN_JOB not in result.stderr:
         raise Unreachable(f"Slurm did not cancel job {job_id}: {_words(result)}")
+
+
+def cluster_name() -> str:
+    """The name of the cluster that the other commands are about."""
+    found = _CLUSTER.search(_output(_run(["scontrol", "show", "config"])))
+    if found is None:
+        raise Unreachable("scontrol show config reported no usable ClusterName")
+    return found[1]
 
 
 def node_state(node: str) -> str:

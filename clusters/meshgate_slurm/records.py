@@ -1,9 +1,10 @@
 """The jobs that a user has submitted, in files on the cluster, by which another machine of the user finds them.
 
-There is one file for each job, ``jobs/<number>.json``, with what it takes to use or end the job. It contains the job's
-token, so only its owner can read it. Killing the job removes the file, and so does ``list_jobs`` once Slurm has ended
-the job. A job that Slurm does not know may be another cluster's with the same home directory, so its file stays for a
-while. ``python`` runs the Python of the last submission, since a machine that looks for jobs does not know any.
+There is one file for each job, ``jobs/<cluster>/<number>.json``, with what it takes to use or end the job. Clusters may
+share a home directory, and number their jobs alike: each sees its own. A file contains the job's token, so only its
+owner can read it. Killing the job removes the file, and so does ``list_jobs`` once Slurm has ended the job. A job that
+Slurm does not know may be that of another cluster with the same name, so its file stays for a while. ``python`` runs
+the Python of the last submission, since a machine that looks for jobs does not know any.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ UNKNOWN_FOR = 30 * 86400.0  # seconds since the submission; longer than jobs may
 
 
 def record_job(job: RunningSlurmJob, spec: SlurmSpec) -> None:
-    """Raises OSError."""
+    """Raises SlurmError and OSError."""
     spec = spec.model_copy(update={"python_exe": sys.executable})  # which other machines run on the login node
     record = RecordedJob(created=time.time(), job=job, spec=spec)
-    _replace(_file(job.job_id), record.model_dump_json(), 0o600)
+    _replace(_file(job.job_id, commands.cluster_name()), record.model_dump_json(), 0o600)
     _replace(Path(PYTHON_FILE).expanduser(), f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', 0o700)
 
 
 def forget_job(job_id: int) -> None:
-    """Raises OSError."""
-    _file(job_id).unlink(missing_ok=True)
+    """Raises SlurmError and OSError."""
+    _file(job_id, commands.cluster_name()).unlink(missing_ok=True)
 
 
 def list_jobs() -> JobList:
-    """The recorded jobs that have not ended, oldest first. Raises SlurmError and OSError."""
-    records, unreadable = dict(_read_records()), []
+    """The recorded jobs of this cluster that have not ended, oldest first. Raises SlurmError and OSError."""
+    cluster = commands.cluster_name()
+    records, unreadable = dict(_read_records(cluster)), []
     known = commands.jobs(records) if records else {}
     found = []
     for number, record in records.items():
@@ -50,7 +52,7 @@ def list_jobs() -> JobList:
         if status is None and (record is None or time.time() - record.created < UNKNOWN_FOR):
             continue
         if status is None or status.ended:
-            forget_job(number)
+            _file(number, cluster).unlink(missing_ok=True)
         elif record is None:
             unreadable.append(number)
         else:
@@ -60,9 +62,9 @@ def list_jobs() -> JobList:
     return JobList(jobs=tuple(found), unreadable=tuple(sorted(unreadable)))
 
 
-def _read_records() -> Iterator[tuple[int, RecordedJob | None]]:
+def _read_records(cluster: str) -> Iterator[tuple[int, RecordedJob | None]]:
     """The recorded jobs by number; None if another version of meshgate has recorded it."""
-    for path in Path(JOBS).expanduser().glob("*.json"):
+    for path in (Path(JOBS).expanduser() / cluster).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another program has removed it
             data = path.read_bytes()
             try:
@@ -71,8 +73,8 @@ def _read_records() -> Iterator[tuple[int, RecordedJob | None]]:
                 yield int(path.stem), None
 
 
-def _file(job_id: int) -> Path:
-    return Path(JOBS).expanduser() / f"{job_id}.json"
+def _file(job_id: int, cluster: str) -> Path:
+    return Path(JOBS).expanduser() / cluster / f"{job_id}.json"
 
 
 def _replace(path: Path, text: str, mode: int) -> None:

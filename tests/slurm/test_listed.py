@@ -65,4 +65,4 @@ def test_a_job_of_another_laptop_is_listed_used_and_ended(name: str, tmp_path: P
     assert output(second, ATTACH, number).strip() == node
     assert f"job {number})" in output(second, COMMAND, "kill", row["id"])
     wait_for(lambda: not queue(name), "the job to end")
-    assert not Path(f"~/.meshgate/slurm/jobs/{number}.json").expanduser().exists()
+    assert not Path(f"~/.meshgate/slurm/jobs/local/{number}.json").expanduser().exists()

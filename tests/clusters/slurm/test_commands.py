@@ -41,6 +41,19 @@ def test_undecodable_output_is_an_error_of_slurm(tmp_path: Path, monkeypatch: py
         commands.jobs([7])
 
 
+def test_a_cluster_without_a_usable_name_is_an_error_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'ClusterName             = '$NAME\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("NAME", "gpu-2.site")
+    assert commands.cluster_name() == "gpu-2.site"
+    for name in ("", "(null)", "..", "a/b"):
+        monkeypatch.setenv("NAME", name)
+        with pytest.raises(Unreachable, match="no usable ClusterName"):
+            commands.cluster_name()
+
+
 def test_a_machine_without_the_command_has_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoSlurm, match="has no squeue on its PATH"):

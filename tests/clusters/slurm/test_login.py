@@ -61,13 +61,14 @@ echo $number
 """
 SCANCEL = "#!/bin/sh\necho scancel $1 >> {directory}/calls\n"
 SQUEUE = "#!/bin/sh\necho Invalid job id >&2\nexit 1\n"
+SCONTROL = "#!/bin/sh\necho 'ClusterName = local'\n"
 SUBMIT = [sys.executable, "-m", "meshgate_slurm.login", "submit"]
 
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the calls of Slurm's commands."""
-    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL), ("squeue", SQUEUE)):
+    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL), ("squeue", SQUEUE), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text.format(directory=tmp_path))
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -93,7 +94,7 @@ def test_a_job_that_its_client_confirms_is_kept(tmp_path: Path, calls: Path) -> 
 
 
 def recorded(home: Path) -> list[str]:
-    return sorted(os.listdir(home / ".meshgate/slurm/jobs"))
+    return sorted(os.listdir(home / ".meshgate/slurm/jobs/local"))
 
 
 def test_a_job_that_cannot_be_recorded_is_ended(tmp_path: Path, calls: Path) -> None:

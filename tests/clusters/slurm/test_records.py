@@ -25,15 +25,18 @@ from meshgate_slurm.records import list_jobs, record_job
 from meshgate_slurm.spec import SlurmSpec
 
 SQUEUE = "#!/bin/sh\necho squeue >> {directory}/calls\ncat {directory}/queue\n"
+SCONTROL = "#!/bin/sh\necho 'ClusterName             = '$(cat {directory}/cluster)\n"
 SPEC = SlurmSpec(meshes={"workers": 2}, job_name="train", python_exe="~/a python/bin/python", env={"KEY": "secret"})
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home directory; ``queue`` in it is what squeue prints, and ``calls`` has a line for each call."""
-    squeue = tmp_path / "squeue"
-    squeue.write_text(SQUEUE.format(directory=tmp_path))
-    squeue.chmod(0o755)
+    """The home directory; ``queue`` in it is what squeue prints, ``calls`` has a line for each call of it, and
+    ``cluster`` is the name of the cluster."""
+    (tmp_path / "cluster").write_text("a-1")
+    for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text.format(directory=tmp_path))
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
@@ -56,12 +59,12 @@ def recorded(number: int, **facts: Any) -> RunningSlurmJob:
 
 
 def files(home: Path) -> list[str]:
-    return sorted(path.name for path in (home / ".meshgate/slurm/jobs").iterdir())
+    return sorted(path.name for path in (home / ".meshgate/slurm/jobs/a-1").iterdir())
 
 
 def test_only_the_owner_can_read_the_record_of_a_job(home: Path) -> None:
     recorded(7)
-    for path in (home / ".meshgate/slurm/jobs", *(home / ".meshgate/slurm/jobs").iterdir()):
+    for path in (home / ".meshgate/slurm/jobs/a-1", *(home / ".meshgate/slurm/jobs/a-1").iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     assert files(home) == ["7.json"]
 
@@ -81,7 +84,7 @@ def test_jobs_are_listed_until_slurm_has_ended_them(home: Path, monkeypatch: pyt
         recorded(number)
     in_queue(home, _7="RUNNING", _8="TIMEOUT", _9="PENDING")
     assert [(listed.job.job_id, listed.report.state) for listed in list_jobs().jobs] == [(7, "RUNNING"), (9, "PENDING")]
-    assert files(home) == ["6.json", "7.json", "9.json"]  # the first may be another cluster's
+    assert files(home) == ["6.json", "7.json", "9.json"]  # the first may be that of a cluster of the same name
     monkeypatch.setattr(records, "UNKNOWN_FOR", 0.0)
     in_queue(home)
     assert list_jobs().jobs == ()
@@ -90,9 +93,26 @@ def test_jobs_are_listed_until_slurm_has_ended_them(home: Path, monkeypatch: pyt
     assert (home / "calls").read_text() == "squeue\n" * 2  # Slurm is not asked about nothing
 
 
+def test_clusters_that_share_a_home_directory_see_only_their_own_jobs(home: Path) -> None:
+    recorded(7)
+    (home / "cluster").write_text("a")
+    recorded(7, token="a's")
+    in_queue(home, _7="RUNNING")
+    assert [listed.job.token for listed in list_jobs().jobs] == ["a's"]
+    in_queue(home, _7="COMPLETED")
+    assert list_jobs().jobs == ()
+    records.forget_job(7)
+    (home / "cluster").write_text("a-1")
+    in_queue(home, _7="RUNNING")
+    assert [listed.job.token for listed in list_jobs().jobs] == ["job's"]
+    (home / "cluster").write_text("b")
+    with pytest.raises(JobNotRunning):
+        SlurmJob.find(7)
+
+
 def test_jobs_of_another_version_are_named_and_left_alone(home: Path) -> None:
     recorded(7)
-    (home / ".meshgate/slurm/jobs/8.json").write_text('{"format": "of tomorrow"}')
+    (home / ".meshgate/slurm/jobs/a-1/8.json").write_text('{"format": "of tomorrow"}')
     in_queue(home, _7="RUNNING", _8="RUNNING")
     result = CliRunner().invoke(app, ["ls", "--login", "localhost"])
     assert "Slurm job 8 is not listed: another version of meshgate submitted it" in result.stderr
