@@ -318,7 +318,12 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
 
     @property
     def _ends_when_killed(self) -> bool:
-        return surrounding_job() is None  # a job ends with the program that runs in it
+        return not self._surrounds()  # a job ends with the program that runs in it
+
+    def _surrounds(self) -> bool:
+        """Whether this program is the client of this very job, which it then uses without the login node."""
+        surrounding = surrounding_job()
+        return surrounding is not None and self._job is not None and self._job.job_id == surrounding.job_id
 
     def _is_running(self) -> bool:
         if self._job is None:
@@ -363,11 +368,11 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         return self._access
 
     def _find_access(self) -> Access:
-        if self._gateway_url is not None and surrounding_job() is None:
+        if self._surrounds():
+            return LoginAccess(ThisMachine(), sys.executable)
+        if self._gateway_url is not None:
             return UrlAccess(self._gateway_url)
         python: str = self._arguments["python_exe"]
-        if surrounding_job() is not None:
-            return LoginAccess(ThisMachine(), sys.executable)
         kind = NodeAccess if self._arguments["gateway_on"] == "node" else LoginAccess
         if self._login_name is not None:
             return kind(SshLogin(self._login_name), python)

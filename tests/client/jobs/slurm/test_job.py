@@ -24,7 +24,8 @@ from meshgate.jobs.slurm.job import (
     second_interrupt,
     wait_for_workers,
 )
-from meshgate_slurm.messages import JobReport, RunningSlurmJob, StartRequest
+from meshgate.jobs.slurm.login_node import SshLogin
+from meshgate_slurm.messages import JOB_FILE, JobReport, RunningSlurmJob, StartRequest
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,46 @@ def access(monkeypatch: pytest.MonkeyPatch) -> RecordedAccess:
     recorded = RecordedAccess()
     monkeypatch.setattr(SlurmJob, "_find_access", lambda job: recorded)
     return recorded
+
+
+def job_of(number: int, **arguments: Any) -> SlurmJob:
+    job = SlurmJob({"workers": 2}, **arguments)
+    job._job, job._apply_id, job._status = running(number), "0123abcd", "running"
+    return job
+
+
+def running(number: int) -> RunningSlurmJob:
+    return RunningSlurmJob(
+        apply_id="0123abcd", job_id=number, host="login", directory="/d", socket="/s", pid=1, started="1", token="t",
+        meshes={"workers": 2}, log_dir="/l",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def in_job_7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs as the client of batch job 7."""
+    (tmp_path / "job.json").write_text(running(7).model_dump_json())
+    monkeypatch.setenv(JOB_FILE, str(tmp_path / "job.json"))
+
+
+@pytest.mark.usefixtures("in_job_7")
+def test_a_program_in_a_job_ends_other_jobs_but_not_its_own(access: RecordedAccess) -> None:
+    access.running = {7, 8}
+    for number, ends in ((7, False), (8, True)):
+        job = job_of(number, login="me@login")
+        assert job._ends_when_killed is ends
+        job.kill()
+    assert access.running == {7}
+
+
+@pytest.mark.usefixtures("in_job_7")
+def test_a_program_in_a_job_reaches_other_jobs_by_their_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SshLogin, "_connect", lambda login: None)
+    monkeypatch.setenv("MESHGATE_TOKEN", "t")
+    here = str(job_of(7)._find_access())
+    for arguments in ({"login": "me@login"}, {"gateway_url": "wss://gateway"}):
+        assert str(job_of(7, **arguments)._find_access()) == here
+        assert str(job_of(8, **arguments)._find_access()) != here
 
 
 class RecordedReaper:
