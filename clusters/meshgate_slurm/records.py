@@ -3,8 +3,9 @@
 There is one file for each job, ``jobs/<cluster>/<number>.json``, with what it takes to use or end the job. Clusters may
 share a home directory, and number their jobs alike: each sees its own. A file contains the job's token, so only its
 owner can read it. Killing the job removes the file, and so does ``list_jobs`` once Slurm has ended the job. A job that
-Slurm does not know may be that of another cluster with the same name, so its file stays for a while. ``python`` runs
-the Python of the last submission, since a machine that looks for jobs does not know any.
+Slurm does not know may be that of another cluster with the same name, so its file stays for a while. Later submissions
+remove old files, too. ``python`` runs the Python of the last submission, since a machine that looks for jobs does not
+know any.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ UNKNOWN_FOR = 30 * 86400.0  # seconds since the submission; longer than jobs may
 
 
 def record_job(job: RunningSlurmJob, spec: SlurmSpec) -> None:
-    """Raises SlurmError and OSError."""
-    spec = spec.model_copy(update={"python_exe": sys.executable})  # which other machines run on the login node
-    record = RecordedJob(created=time.time(), job=job, spec=spec)
-    _replace(_file(job.job_id, commands.cluster_name()), record.model_dump_json(), 0o600)
-    _replace(Path(PYTHON_FILE).expanduser(), f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', 0o700)
+    """Records the job without the environment of its workers, which may have secrets that nobody needs to use the job.
+    Raises SlurmError and OSError."""
+    cluster = commands.cluster_name()
+    python = sys.executable  # which other machines run on the login node
+    record = RecordedJob(created=time.time(), job=job, spec=spec.model_copy(update={"env": {}, "python_exe": python}))
+    _replace(_file(job.job_id, cluster), record.model_dump_json(), 0o600)
+    _replace(Path(PYTHON_FILE).expanduser(), f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', 0o700)
+    with contextlib.suppress(commands.SlurmError, OSError):  # the job is recorded
+        _forget_old(cluster)
 
 
 def forget_job(job_id: int) -> None:
@@ -49,7 +54,7 @@ def list_jobs() -> JobList:
     found = []
     for number, record in records.items():
         status = known.get(number)
-        if status is None and (record is None or time.time() - record.created < UNKNOWN_FOR):
+        if status is None and not _is_old(_file(number, cluster)):
             continue
         if status is None or status.ended:
             _file(number, cluster).unlink(missing_ok=True)
@@ -60,6 +65,22 @@ def list_jobs() -> JobList:
             found.append(ListedJob(job=record.job, spec=record.spec, report=report, age=time.time() - record.created))
     found.sort(key=lambda listed: listed.job.job_id)
     return JobList(jobs=tuple(found), unreadable=tuple(sorted(unreadable)))
+
+
+def _forget_old(cluster: str) -> None:
+    """Removes the old records of jobs that have ended. Raises SlurmError and OSError."""
+    old = [int(path.stem) for path in _file(0, cluster).parent.glob("*.json") if _is_old(path)]
+    known = commands.jobs(old) if old else {}
+    for number in old:
+        if number not in known or known[number].ended:
+            _file(number, cluster).unlink(missing_ok=True)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime >= UNKNOWN_FOR
+    except FileNotFoundError:  # another program has removed it
+        return False
 
 
 def _read_records(cluster: str) -> Iterator[tuple[int, RecordedJob | None]]:

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,44 @@ def test_only_the_owner_can_read_the_record_of_a_job(home: Path) -> None:
     for path in (home / ".meshgate/slurm/jobs/a-1", *(home / ".meshgate/slurm/jobs/a-1").iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     assert files(home) == ["7.json"]
+
+
+def test_the_record_of_a_job_does_not_have_the_environment_of_its_workers(home: Path) -> None:
+    recorded(7)
+    assert "secret" not in (home / ".meshgate/slurm/jobs/a-1/7.json").read_text()
+    in_queue(home, _7="RUNNING")
+    assert list_jobs().jobs[0].spec.env == {}
+
+
+def grow_old(home: Path, number: int) -> None:
+    then = time.time() - records.UNKNOWN_FOR - 1
+    os.utime(home / f".meshgate/slurm/jobs/a-1/{number}.json", (then, then))
+
+
+def test_a_submission_removes_old_records_of_jobs_that_have_ended(home: Path) -> None:
+    for number in (5, 6, 7, 8):
+        recorded(number)
+        if number != 7:
+            grow_old(home, number)
+    (home / ".meshgate/slurm/jobs/a-1/8.json").write_text("unreadable")
+    grow_old(home, 8)
+    in_queue(home, _5="RUNNING", _6="COMPLETED")
+    recorded(9)
+    assert files(home) == ["5.json", "7.json", "9.json"]
+    (home / "queue").write_text("Slurm does not answer")
+    recorded(10)
+    assert files(home) == ["10.json", "5.json", "7.json", "9.json"]
+
+
+def test_an_old_record_that_cannot_be_read_is_removed_by_a_list(home: Path) -> None:
+    recorded(7)
+    (home / ".meshgate/slurm/jobs/a-1/7.json").write_text("unreadable")
+    in_queue(home)
+    assert list_jobs().unreadable == ()
+    assert files(home) == ["7.json"]
+    grow_old(home, 7)
+    list_jobs()
+    assert files(home) == []
 
 
 def test_a_record_that_cannot_be_written_leaves_no_other_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,8 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
     @classmethod
     def find(cls, job_id: int, login: str | None = None) -> Self:
         """The job of this number that this user has submitted with meshgate from any machine. ``attach`` takes over its
-        detached session. Raises JobNotRunning if there is none that has not ended, and JobError."""
+        detached session. It has no ``env``, which is not recorded. Raises JobNotRunning if there is none that has not
+        ended, and JobError."""
         listed, where = jobs_at(login), login or "this machine"
         if job_id in listed.unreadable:
             raise JobError(f"another version of meshgate has submitted Slurm job {job_id}: use that version for it")
