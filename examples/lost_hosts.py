@@ -55,7 +55,6 @@ class Trainer(Actor):
 
 def train(hosts: Any, last: Checkpoint, steps: int, every: int, lose_at: int) -> Checkpoint:
     """Trains until ``steps``, or until a process is lost or about to be. Returns the last checkpoint."""
-    hosts.initialized.get(timeout=BACK_WITHIN)  # a pod that replaces a lost one takes its place in the mesh
     procs = hosts.spawn_procs(name="trainers")
     try:
         trainers = procs.spawn("trainers", Trainer, last)
@@ -94,7 +93,11 @@ def main() -> None:
     with make_job(arguments) as job:
         last, lose_at = Checkpoint(0, 0.0), 0 if arguments.kubernetes else 7
         while last.step < arguments.steps:
-            last = train(job.state().workers, last, arguments.steps, arguments.every, lose_at)
+            hosts = job.state().workers
+            hosts.initialized.get(timeout=BACK_WITHIN)  # a pod that replaces a lost one takes its place in the mesh
+            if hosts.ending:  # nothing replaces them: a Slurm job that ends
+                break
+            last = train(hosts, last, arguments.steps, arguments.every, lose_at)
             lose_at = 0  # once
         print(f"trained to step {last.step}: weight {last.weight:.4f}")
 

@@ -66,7 +66,7 @@ def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, capfd:
         shown += capfd.readouterr().err
         return f"[meshgate] Slurm ends job {job.job_id} at " in shown
 
-    with small_job({"workers": 1}, name, tmp_path, time_limit="9", warn_before=600) as job:
+    with small_job({"workers": 1}, name, tmp_path, time_limit="9", warn_before=700) as job:
         call, _ = waiting_call(job)
         wait_for(announced, "the announcement")
         # Slurm looks for jobs that are over their limit every half minute, and the limit is what ends the job now.
@@ -75,7 +75,7 @@ def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, capfd:
 
 
 def test_nodes_are_about_to_end_until_the_time_limit_is_raised(name: str, tmp_path: Path) -> None:
-    with small_job({"workers": 1}, name, tmp_path, time_limit="9", warn_before=600) as job:
+    with small_job({"workers": 1}, name, tmp_path, time_limit="9", warn_before=700) as job:
         hosts = job.state().workers
         (ending,) = wait_for(lambda: hosts.ending, "the notice")
         assert ending.reason == f"Slurm ends job {job.job_id} at its time limit"

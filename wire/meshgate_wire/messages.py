@@ -487,7 +487,8 @@ class HostsAttached(Model):
 
 
 class HostEnding(Model):
-    """The cluster is going to end a host of mesh ``object``. HostsAttached follows once another has its place."""
+    """The cluster is going to end a host of mesh ``object``. HostsAttached follows once another has its place, or
+    if the cluster is not going to end it any more."""
 
     type: Literal["host_ending"] = "host_ending"
     object: ObjectId

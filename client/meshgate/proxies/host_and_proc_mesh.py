@@ -308,7 +308,8 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
     @property
     def ending(self) -> tuple[EndingHost, ...]:
         """Those of these hosts that the cluster is going to end, or has ended, in rank order, until others have their
-        places (``initialized``). Kubernetes gives such notice; what runs on them can go on until the deadline."""
+        places (``initialized``). Kubernetes gives such notice, and Slurm before the time limit of the job, when no
+        others follow; what runs on them can go on until the deadline."""
         ending = self._owned.remote.ending
         names = (self._host_name(self._ndslice.get(at)) for at in range(len(self))) if ending else ()
         return tuple(ending[name] for name in names if name in ending)

@@ -25,7 +25,7 @@ from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.supervisor import Kept
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import JobReport
-from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines
 
 log = EventLog()
@@ -379,7 +379,10 @@ class SlurmHosts:
         if status.end_time is None or not self._spec.warn_before or self._warned_for == status.end_time:
             return
         left = status.end_time - time.time()
-        if 0 < left <= self._spec.warn_before:
+        before = self._spec.warn_before
+        if before == DEFAULT_WARN_BEFORE and status.time_limit:  # nothing was said about this job
+            before = min(before, 60 * status.time_limit / 2)
+        if 0 < left <= before:
             self._warned_for = status.end_time  # a limit that is raised brings another warning
             clock = time.strftime("%H:%M:%S", time.localtime(status.end_time))
             notice = f"Slurm ends job {self._job_id} at {clock}, in {_duration(left)}: its time limit"

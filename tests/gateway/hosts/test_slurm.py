@@ -321,6 +321,21 @@ def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> 
     check(test, warn_before=100)
 
 
+def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
+    async def test(watched: Watched) -> None:
+        async def poll(left: float) -> None:
+            watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + left, time_limit=10)
+            answered = watched.hosts._answered + 1  # perhaps of a poll that began before
+            await watched.until(lambda: watched.hosts._answered > answered)
+
+        await poll(590)
+        assert watched.ends.empty()
+        await poll(290)
+        assert await watched.ends.get() is not None
+
+    check(test)
+
+
 def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended() -> None:
     async def run(state: str, problem: Exception | None = None) -> bool:
         watched = Watched()
