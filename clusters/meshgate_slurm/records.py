@@ -30,7 +30,7 @@ UNKNOWN_FOR = 30 * 86400.0  # seconds since the submission; longer than jobs may
 
 
 def record_job(job: RunningSlurmJob, spec: SlurmSpec) -> None:
-    """Records the job without the environment of its workers, which may have secrets that nobody needs to use the job.
+    """Records the job without the environment of its workers, which may have secrets and is not needed to use the job.
     Raises SlurmError and OSError."""
     cluster = commands.cluster_name()
     python = sys.executable  # which other machines run on the login node

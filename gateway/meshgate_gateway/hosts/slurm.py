@@ -380,7 +380,7 @@ class SlurmHosts:
             return
         left = status.end_time - time.time()
         before = self._spec.warn_before
-        if before == DEFAULT_WARN_BEFORE and status.time_limit:  # nothing was said about this job
+        if before == DEFAULT_WARN_BEFORE and status.time_limit:  # the user has chosen nothing else
             before = min(before, 60 * status.time_limit / 2)
         if 0 < left <= before:
             self._warned_for = status.end_time  # a limit that is raised brings another warning

@@ -30,7 +30,7 @@ from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover,
 log = logging.getLogger("meshgate.session.connection")
 
 GONE_INTERVAL = 2.0  # seconds between two questions to the dialer, during an attempt, whether the gateway is gone
-# A gateway asks the Kubernetes API about each rejected token anew, so attempts with one are rarer than others.
+# A gateway does not remember rejected tokens, and asks the Kubernetes API each time: such attempts are rarer.
 REJECTED_DELAY = 5.0  # seconds, besides the usual delay
 # Whatever renews a file does so before the token in it expires. The next token may be late, but after this long nothing
 # renews the file any more, and the user has to know.
