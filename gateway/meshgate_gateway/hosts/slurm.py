@@ -234,7 +234,7 @@ class SlurmHosts:
         self._status = JobStatus(job_id=job_id)
         self._failed: str | None = None  # why workers that never connected cannot be used
         self._running_since: float | None = None
-        self._warned_for: float | None = None
+        self._warned_for: float | None = 0.0  # unknown: sessions may have had notice from the server before this one
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._asked = self._answered = 0  # polls that began, and that ended

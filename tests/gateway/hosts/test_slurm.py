@@ -321,6 +321,17 @@ def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> 
     check(test, warn_before=100)
 
 
+def test_a_notice_of_the_server_before_this_one_is_taken_back_once() -> None:
+    async def test(watched: Watched) -> None:
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + 3600)
+        assert await watched.ends.get() is None
+        answered = watched.hosts._answered + 2
+        await watched.until(lambda: watched.hosts._answered > answered)
+        assert watched.ends.empty()
+
+    check(test, warn_before=100)
+
+
 def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
     async def test(watched: Watched) -> None:
         async def poll(left: float) -> None:
@@ -329,7 +340,7 @@ def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
             await watched.until(lambda: watched.hosts._answered > answered)
 
         await poll(590)
-        assert watched.ends.empty()
+        assert watched.ends.get_nowait() is None
         await poll(290)
         assert await watched.ends.get() is not None
 

@@ -98,6 +98,8 @@ class HostWatch:
 
     def job_ending(self, reason: str, seconds: float | None) -> None:
         """The server reports that all hosts end with the job, in ``seconds``; None: not any more."""
+        if seconds is None and self._job_end is None:  # a server that has restarted does not know
+            return
         self._job_end = None if seconds is None else (reason, asyncio.get_running_loop().time() + seconds)
         for number, mesh in self._objects.items():
             if isinstance(mesh, HostMesh) and number > 0:

@@ -294,6 +294,8 @@ async def test_the_end_of_the_job_is_that_of_every_host_until_it_is_withdrawn() 
     watched = Watched()
     watched.objects.add(PROCS, attached_hosts(None, "returned", [Host(name="")]))  # by an endpoint
     watched.watch.host_lost("workers-0", "OOMKilled")
+    watched.watch.job_ending("", None)
+    assert watched.sent.messages == []
     watched.watch.job_ending("its time limit", 30.0)
     ((notice, _, _),) = watched.sent.messages
     assert (notice.object, notice.host, notice.reason) == (HOSTS, "workers-1", "its time limit")
