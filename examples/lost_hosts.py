@@ -95,7 +95,7 @@ def main() -> None:
         while last.step < arguments.steps:
             hosts = job.state().workers
             hosts.initialized.get(timeout=BACK_WITHIN)  # a pod that replaces a lost one takes its place in the mesh
-            if hosts.ending:  # nothing replaces them: a Slurm job that ends
+            if len(hosts.ending) == len(hosts):  # a Slurm job ends, and nothing replaces its hosts
                 break
             last = train(hosts, last, arguments.steps, arguments.every, lose_at)
             lose_at = 0  # once

@@ -13,6 +13,7 @@ the same reason it ignores signals.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -116,16 +117,17 @@ def _start(text: str) -> BaseModel:
     request = StartRequest.model_validate_json(text)
     _require_packages()
     _claim(request.apply_id)
+    cluster = commands.cluster_name()
     directory = Path.home() / ".meshgate" / "slurm" / request.apply_id
     end_leftovers(directory)
     if request.spec.gateway_on == "login":
-        return _recorded(start_gateway(directory, request.apply_id, request.spec), request.spec)
+        return _recorded(start_gateway(directory, request.apply_id, request.spec), request.spec, cluster)
     token = write_token(directory)
     try:
         spec = commands.with_share(request.spec)
         script = gateway_script(spec, sys.executable, _make_log_directory(spec), str(directory))
         job = _submit_script(request.apply_id, spec, script, str(Path.home()), directory=str(directory), token=token)
-        return _recorded(job, request.spec)
+        return _recorded(job, request.spec, cluster)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -135,17 +137,18 @@ def _submit(text: str) -> BaseModel:
     request = BatchRequest.model_validate_json(text)
     _require_packages()
     _claim(request.apply_id)
+    cluster = commands.cluster_name()
     spec = commands.with_share(request.spec)
     script = client_script(spec, sys.executable, _make_log_directory(spec), request.client)
     job = _submit_script(request.apply_id, spec, script, os.path.expanduser(request.directory))
-    return _recorded(job, request.spec)
+    return _recorded(job, request.spec, cluster)
 
 
-def _recorded(reply: RunningSlurmJob | Rejected, spec: SlurmSpec) -> RunningSlurmJob | Rejected:
+def _recorded(reply: RunningSlurmJob | Rejected, spec: SlurmSpec, cluster: str) -> RunningSlurmJob | Rejected:
     """Records the job. If that fails, ends it."""
     if isinstance(reply, RunningSlurmJob):
         try:
-            record_job(reply, spec)
+            record_job(reply, spec, cluster)
         except BaseException:
             _end(reply.model_dump_json())
             raise
@@ -254,7 +257,8 @@ def _end(text: str) -> BaseModel:
     state = _wait_job_ended(job.job_id)
     if job.directory and job.host in ("", host_name()):
         remove_files(Path(job.directory))
-    forget_job(job.job_id)
+    with contextlib.suppress(SlurmError, OSError):  # the job has ended: if its record is left, ``list`` removes it
+        forget_job(job.job_id)
     return Ended(state=state)
 
 

@@ -29,10 +29,9 @@ JOBS = "~/.meshgate/slurm/jobs"
 UNKNOWN_FOR = 30 * 86400.0  # seconds since the submission; longer than jobs may be in the queue and run
 
 
-def record_job(job: RunningSlurmJob, spec: SlurmSpec) -> None:
+def record_job(job: RunningSlurmJob, spec: SlurmSpec, cluster: str) -> None:
     """Records the job without the environment of its workers, which may have secrets and is not needed to use the job.
-    Raises SlurmError and OSError."""
-    cluster = commands.cluster_name()
+    Raises OSError."""
     python = sys.executable  # which other machines run on the login node
     record = RecordedJob(created=time.time(), job=job, spec=spec.model_copy(update={"env": {}, "python_exe": python}))
     _replace(_file(job.job_id, cluster), record.model_dump_json(), 0o600)
@@ -69,7 +68,7 @@ def list_jobs() -> JobList:
 
 def _forget_old(cluster: str) -> None:
     """Removes the old records of jobs that have ended. Raises SlurmError and OSError."""
-    old = [int(path.stem) for path in _file(0, cluster).parent.glob("*.json") if _is_old(path)]
+    old = [number for path, number in _files(cluster) if _is_old(path)]
     known = commands.jobs(old) if old else {}
     for number in old:
         if number not in known or known[number].ended:
@@ -85,13 +84,19 @@ def _is_old(path: Path) -> bool:
 
 def _read_records(cluster: str) -> Iterator[tuple[int, RecordedJob | None]]:
     """The recorded jobs by number; None if another version of meshgate has recorded it."""
-    for path in (Path(JOBS).expanduser() / cluster).glob("*.json"):
+    for path, number in _files(cluster):
         with contextlib.suppress(FileNotFoundError):  # another program has removed it
             data = path.read_bytes()
             try:
-                yield int(path.stem), RecordedJob.model_validate_json(data)
+                yield number, RecordedJob.model_validate_json(data)
             except ValidationError:
-                yield int(path.stem), None
+                yield number, None
+
+
+def _files(cluster: str) -> list[tuple[Path, int]]:
+    """The records, with the numbers of their jobs. Other files may lie beside them."""
+    found = (Path(JOBS).expanduser() / cluster).glob("*.json")
+    return [(path, int(path.stem)) for path in found if path.stem.isdecimal()]
 
 
 def _file(job_id: int, cluster: str) -> Path:

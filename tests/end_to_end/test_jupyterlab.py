@@ -257,13 +257,24 @@ def test_a_restarted_kernel_attaches_to_the_detached_session(open_notebook: Open
             "start": OUTLIVES_KERNEL + START,
             "call": f"call = trainers.train.call({str(tmp_path / 'go')!r})",
             "attach": """
+                import pathlib, threading, time
                 from meshgate import ProcessJob
 
                 job = ProcessJob({"workers": 1}, detached="night")
                 session = job.attach()
                 session.calls
                 """,
-            "result": "session.calls[0].future.get()",
+            "result": f"""
+                future = session.calls[0].future
+
+                def go_once_it_waits():
+                    while not future._wakers:
+                        time.sleep(0.05)
+                    pathlib.Path({str(tmp_path / "go")!r}).touch()
+
+                threading.Thread(target=go_once_it_waits).start()
+                future.get()
+                """,
             "again": "session.actors['trainers'].say.call('again').get();",
             "end": "job.kill()",
         }
@@ -274,9 +285,7 @@ def test_a_restarted_kernel_attaches_to_the_detached_session(open_notebook: Open
     notebook.restart()
     notebook.run("attach")
     assert "in flight" in notebook.text("attach")
-    notebook.start("result")
-    (tmp_path / "go").touch()
-    notebook.wait_ended("result")
+    notebook.run("result")
     notebook.expect("result", "is trained")
     notebook.expect("result", "weights", "html")
     notebook.run("again")

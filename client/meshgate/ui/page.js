@@ -227,7 +227,9 @@ function problemsOf(grid, cells) {
   return [...found.values()];
 }
 
-function showAttention(problems) {
+function showAttention(found) {
+  const lostFor = ({ cell: { end } }) => end?.last_age ?? end?.age ?? 0;
+  const problems = found.slice().sort((a, b) => lostFor(a) - lostFor(b));  // the last losses first, and what may come back
   const where = ({ cell, ranks }) => `${cell.mesh || "an endpoint's mesh"}, ${ranges(ranks)}: ${cell.state === "lost" ? "lost" : `${cell.host} is missing`}${cell.reason ? ": " + cell.reason : ""}`;
   const said = JSON.stringify(problems.map(where));
   const list = byId("attention"), tell = () => list.querySelectorAll("time").forEach((time, at) => { time.textContent = ago(problems[at].cell.end); });

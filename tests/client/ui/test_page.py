@@ -76,7 +76,7 @@ def test_lost_ranks_have_a_short_reason_and_an_age_and_stopped_ones_need_no_atte
 ) -> None:
     source = FakeSource(hosts=2, gpus=64)
     source.make_sound()
-    killed = EndedRanks(ranks=((3, 3), (70, 99)), reason="killed by <b>", exit_code=-9, age=200.0, last_age=5.0)
+    killed = EndedRanks(ranks=((3, 3), (70, 99)), reason="killed by <b>", exit_code=-9, age=200.0, last_age=12.0)
     stopped = EndedRanks(ranks=((5, 6),), reason="stopped by the program", age=9.0, last_age=9.0, stopped=True)
     failed = EndedRanks(ranks=((3, 3), (8, 8)), reason="KeyError: 1", age=9.0, last_age=9.0)
     again = stopped.model_copy(update={"ranks": ((9, 9),)})
@@ -87,14 +87,16 @@ def test_lost_ranks_have_a_short_reason_and_an_age_and_stopped_ones_need_no_atte
     assert [rank for rank, state in enumerate(found) if state == "lost"] == [3, 8, *range(70, 100)]
     assert [rank for rank, state in enumerate(found) if state == "stopped"] == [5, 6]  # 9 has other actors perhaps
     assert page.locator("#attention span").all_inner_texts() == [
+        "procs, rank 8: lost: KeyError: 1, less than a minute ago",  # the last loss comes first
         "procs, ranks 3, 70\u201399: lost: killed by <b>, first 3m ago, last less than a minute ago",
-        "procs, rank 8: lost: KeyError: 1, less than a minute ago",
     ]
     page.get_by_role("button", name="rank 8, lost, workers-0: KeyError: 1, less than a minute ago").click()
     assert "· The actor failed: KeyError: 1" in page.locator("#detail").inner_text()
     page.get_by_role("button", name="Show procs, ranks 3").focus()
     source.end_ranks(0, killed.model_copy(update={"age": 250.0}), stopped)
-    playwright.expect(page.locator("#attention time").first).to_have_text(", first 4m ago, last less than a minute ago")
+    playwright.expect(page.locator("#attention time").nth(1)).to_have_text(
+        ", first 4m ago, last less than a minute ago"
+    )
     assert page.evaluate("document.activeElement.textContent") == "Show"  # the list is still the same
     page.get_by_role("button", name="rank 5, stopped, workers-0: stopped by the program").click()
     assert not page.locator("#show-stack").is_visible()

@@ -22,6 +22,7 @@ from meshgate_slurm.gateway_process import LOG_FILE, PROCESS_FILE
 from meshgate_slurm.login import _state
 from meshgate_slurm.messages import (
     BatchRequest,
+    Ended,
     GatewayState,
     Rejected,
     RunningSlurmJob,
@@ -104,6 +105,31 @@ def test_a_job_that_cannot_be_recorded_is_ended(tmp_path: Path, calls: Path) -> 
     assert isinstance(reply, Rejected)
     assert "Not a directory" in reply.error
     assert calls.read_text() == "sbatch 0\nscancel 0\n"
+
+
+def test_a_job_is_not_submitted_if_the_name_of_the_cluster_is_unknown(tmp_path: Path, calls: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    ran = run_submission(SUBMIT, request(tmp_path), lambda printed: False, DEADLINE)
+    assert isinstance(read_answer(ran.stdout, RunningSlurmJob), Rejected)
+    assert not calls.exists()
+
+
+def test_a_job_ends_although_its_record_cannot_be_removed(tmp_path: Path, calls: Path) -> None:
+    replies: list[RunningSlurmJob] = []
+
+    def keep(printed: str) -> bool:
+        reply = read_answer(printed, RunningSlurmJob)
+        assert isinstance(reply, RunningSlurmJob)
+        replies.append(reply)
+        return True
+
+    run_submission(SUBMIT, request(tmp_path), keep, DEADLINE)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    command = [*SUBMIT[:-1], "end"]
+    ended = subprocess.run(command, input=replies[0].model_dump_json(), capture_output=True, text=True, check=True)
+    assert isinstance(read_answer(ended.stdout, Ended), Ended)
+    assert calls.read_text() == "sbatch 0\nscancel 0\n"
+    assert recorded(tmp_path) == ["0.json"]
 
 
 def test_a_job_whose_client_is_interrupted_when_it_has_read_the_reply_is_ended(tmp_path: Path, calls: Path) -> None:

@@ -20,7 +20,7 @@ from meshgate import SlurmJob
 from meshgate.cli.app import app
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs.find import find_job, slurm_name
-from meshgate_slurm import records
+from meshgate_slurm import commands, records
 from meshgate_slurm.messages import PYTHON_FILE, RunningSlurmJob
 from meshgate_slurm.records import list_jobs, record_job
 from meshgate_slurm.spec import SlurmSpec
@@ -55,7 +55,7 @@ def recorded(number: int, **facts: Any) -> RunningSlurmJob:
         apply_id=f"0123abcd{number}", job_id=number, host="login", directory="/d", socket="/s", pid=1, started="1",
         token="job's", meshes=SPEC.meshes, log_dir="/l",
     ).model_copy(update=facts)  # fmt: skip
-    record_job(job, SPEC)
+    record_job(job, SPEC, commands.cluster_name())
     return job
 
 
@@ -77,7 +77,7 @@ def test_the_record_of_a_job_does_not_have_the_environment_of_its_workers(home: 
     assert list_jobs().jobs[0].spec.env == {}
 
 
-def grow_old(home: Path, number: int) -> None:
+def grow_old(home: Path, number: int | str) -> None:
     then = time.time() - records.UNKNOWN_FOR - 1
     os.utime(home / f".meshgate/slurm/jobs/a-1/{number}.json", (then, then))
 
@@ -89,8 +89,12 @@ def test_a_submission_removes_old_records_of_jobs_that_have_ended(home: Path) ->
             grow_old(home, number)
     (home / ".meshgate/slurm/jobs/a-1/8.json").write_text("unreadable")
     grow_old(home, 8)
+    (home / ".meshgate/slurm/jobs/a-1/5.bak.json").write_text("of the user's own")
+    grow_old(home, "5.bak")
     in_queue(home, _5="RUNNING", _6="COMPLETED")
     recorded(9)
+    assert [job.job.job_id for job in list_jobs().jobs] == [5]
+    (home / ".meshgate/slurm/jobs/a-1/5.bak.json").unlink()
     assert files(home) == ["5.json", "7.json", "9.json"]
     (home / "queue").write_text("Slurm does not answer")
     recorded(10)

@@ -161,7 +161,9 @@ class Lifetimes:
         for mesh, ranks, lost in stopped:
             report = f"mesh {mesh.name!r} was stopped: {header.reason}"
             ended = ranks if ranks is not None else ranks_of(mesh.region)
-            mesh.dead.update({rank: report for rank in ended if rank not in lost}, stopped=True)
+            mesh.dead.update(
+                {rank: report for rank in ended if rank not in lost or rank not in mesh.dead}, stopped=True
+            )
             if isinstance(mesh, ActorMesh):
                 self._ranks_stopped(mesh)
                 if ranks is None:

@@ -252,6 +252,21 @@ async def test_what_is_known_of_ranks_that_were_lost_before_the_stop_is_kept() -
 
 
 @async_test
+async def test_a_rank_that_answers_again_during_the_stop_is_stopped() -> None:
+    session = Session()
+    session.procs.dead[1] = "it does not answer"
+    stop_procs = session.monarch.stop_procs
+
+    async def stop(*arguments: Any) -> None:
+        del session.procs.dead[1]
+        await stop_procs(*arguments)
+
+    session.monarch.stop_procs = stop  # type: ignore[method-assign]
+    await session.stop(PROCS)
+    assert session.procs.dead.stopped == {0, 1}
+
+
+@async_test
 async def test_stopping_hosts_stops_what_any_mesh_of_the_same_hosts_has_spawned() -> None:
     session = Session()
     session.objects.add(SAME_HOSTS, same := host_mesh())
