@@ -12,6 +12,16 @@ TIMEOUT = 100.0  # seconds
 # On a busy machine an engine may take more than the 5 s after which the program reports that it is not connected yet.
 SLOW_START = re.compile(r"\[meshgate\] (no connection to the gateway at .* no answer|connected to the gateway at).*\n")
 
+# The end of a program that may have a Monarch of its own: before Python 3.14, a thread of Monarch's that asks for the
+# GIL while the interpreter shuts down aborts the process.
+LEAVE_MONARCH = """
+import os, sys
+sys.stdout.flush()
+if sys.modules.get("monarch._rust_bindings"):
+    sys.stderr.flush()
+    os._exit(0)
+"""
+
 # A script for torchrun: DistributedDataParallel with gloo. Ranks start from different weights and see different data.
 DDP = """
 import os, sys

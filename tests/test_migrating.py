@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.peers.ray_client import cluster
 from tests.documents import programs_in, python_blocks
-from tests.programs import ROOT, run_program
+from tests.programs import LEAVE_MONARCH, ROOT, run_program
 
 
 def pairs(document: str) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ RAY_PRINTS = [
     ids=["job", "this_host", "channels"],
 )
 def test_programs_for_monarch_and_meshgate_print_the_same(pair: tuple[str, str], prints: str, tmp_path: Path) -> None:
-    assert run_program(pair[0], tmp_path, strict=False) == prints
+    assert run_program(pair[0] + LEAVE_MONARCH, tmp_path, strict=False) == prints
     assert run_program(pair[1], tmp_path) == prints
 
 
