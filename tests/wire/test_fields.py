@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from meshgate_wire.fields import MAX_SENT, Region, shorten
+from meshgate_wire.fields import MAX_SENT, Region, shorten, spans_of
 from meshgate_wire.limits import Limits
 from meshgate_wire.message_codec import dump_header, load_header
 from meshgate_wire.messages import Failed, Failure, Fault, OutputLine
@@ -13,6 +13,13 @@ def test_a_region_has_a_size_and_a_stride_for_each_label() -> None:
     with pytest.raises(ValidationError, match="as many sizes and strides as labels"):
         Region(labels=("hosts",), offset=0, sizes=(1, 2), strides=(1,))
     assert Region(labels=(), offset=0, sizes=(), strides=()).labels == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spans"), [((), []), ((3,), [(3, 3)]), ((0, 1, 2, 5, 7, 8), [(0, 2), (5, 5), (7, 8)])]
+)
+def test_ranks_that_follow_one_another_are_a_span(ranks: tuple[int, ...], spans: list[tuple[int, int]]) -> None:
+    assert list(spans_of(ranks)) == spans
 
 
 LONG = "first line\n" + "x" * 1_000_000 + "\nlast line"

@@ -7,6 +7,8 @@ lost because it is too long. They do not shorten what they parse: a receiver rej
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -74,6 +76,13 @@ Spans: TypeAlias = Annotated[
     tuple[tuple[_Rank, _Rank], ...], Field(max_length=MAX_SPANS), AfterValidator(require_ascending)
 ]
 HostNames: TypeAlias = Annotated[dict[Count, Label], BeforeValidator(shorten_sent_names)]  # by rank
+
+
+def spans_of(ranks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of each sequence in ``ranks``, which ascend."""
+    for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0]):
+        sequence = [rank for _, rank in run]
+        yield sequence[0], sequence[-1]
 
 
 class Model(BaseModel):

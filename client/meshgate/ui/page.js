@@ -344,13 +344,15 @@ function sparkOfRates(rates) {
 }
 
 const rateText = (rate) => rate.toLocaleString("en", { maximumFractionDigits: rate < 100 ? 1 : 0 });
+const placeOf = (rank, host) => `rank ${rank}${host ? " on " + host : ""}`;
+
 const latencyText = (seconds) => (seconds < 1 ? `${(seconds * 1000).toFixed(1)} ms` : `${seconds.toFixed(1)} s`);
 
 function stragglerOf(counts) {
   const worst = counts.stragglers?.[0];  // a gateway of an older version does not say it
   if (!worst) return "–";
   const often = `${Math.round((100 * worst.calls) / counts.compared)}% of ${counts.compared}`;
-  return `rank ${worst.rank}${worst.host ? " on " + worst.host : ""}: ${often}, +${latencyText(worst.seconds / worst.calls)}`;
+  return `${placeOf(worst.rank, worst.host)}: ${often}, +${latencyText(worst.seconds / worst.calls)}`;
 }
 
 function showRates(status, at) {
@@ -378,8 +380,6 @@ function showRates(status, at) {
 
 const sentAt = new Map();  // by call, the time of day: what follows from its age varies with each look
 let drawn = null;  // the call whose timeline is shown, also when the gateway no longer reports it
-
-const placeOf = (rank, host) => `rank ${rank}${host ? " on " + host : ""}`;
 
 function showTimelines(status) {
   const older = status.sessions.some(({ timelines, problem }) => !timelines && !problem);
@@ -441,7 +441,7 @@ function showStatus(status) {
   const calls = status.sessions.flatMap((session) => session.calls.map((call) => ({ session, call })));
   calls.sort((a, b) => b.call.age - a.call.age);
   table(byId("calls"), ["Call", "Age", "Answered", "Waits for", "Session"], calls.map(({ session, call }) => {
-    const names = Object.entries(call.waiting).map(([rank, host]) => `rank ${rank}${host ? " on " + host : ""}`);
+    const names = Object.entries(call.waiting).map(([rank, host]) => placeOf(rank, host));
     const more = call.total - call.answered - 4;
     return [`${call.mesh}.${call.endpoint}${call.cancelled ? " (cancelled)" : ""}`, age(call.age), `${call.answered} of ${call.total}`, names.slice(0, 4).join(", ") + (more > 0 ? ` and ${more} more` : ""), session.session.slice(0, 8)];
   }), "no call is in flight", ["", "number", "number"]);

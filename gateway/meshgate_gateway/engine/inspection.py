@@ -30,7 +30,8 @@ from meshgate_gateway.engine.objects.records import (
     Timeline,
 )
 from meshgate_gateway.engine.objects.table import ObjectTable
-from meshgate_wire.fields import shorten
+from meshgate_processes.identity import exit_text
+from meshgate_wire.fields import shorten, spans_of
 from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
     STOPPED,
@@ -281,7 +282,7 @@ def _grouped(mesh: ProcMesh | ActorMesh) -> tuple[_Group, ...]:
         ordered[MAX_REASONS - 1 :] = [((False, reason, None), others)]
     return tuple(
         _Group(
-            EndedRanks(ranks=_spans(times), reason=reason, exit_code=code, stopped=stopped),
+            EndedRanks(ranks=tuple(spans_of(sorted(times))), reason=reason, exit_code=code, stopped=stopped),
             min(times.values()),
             max(times.values()),
         )
@@ -301,7 +302,7 @@ def _reason(report: str, code: int | None, host_reason: str) -> str:
     if report.startswith(HOST_LOST):
         return _one_line(f"its host is lost: {host_reason}".removesuffix(": "))
     if code is not None:
-        reason = f"exited with code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+        reason = exit_text(code, exited="exited with code").removeprefix("was ")
         reason += " (out of memory?)" if code == -signal.SIGKILL and not host_reason else ""
     elif PROCESS_ENDED.match(report):
         reason = "its process ended (exit code unknown)"
@@ -311,26 +312,8 @@ def _reason(report: str, code: int | None, host_reason: str) -> str:
     return _one_line(reason if not host_reason or host_reason in reason else f"{reason}; its host: {host_reason}")
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
 def _one_line(text: str) -> str:
     return " ".join(shorten(text, MAX_SHORT_REASON).split())
-
-
-def _spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The first and the last of each sequence in ``ranks``."""
-    spans: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1] = (spans[-1][0], rank)
-        else:
-            spans.append((rank, rank))
-    return tuple(spans)
 
 
 def _counts(mesh: ActorMesh, totals: Collection[CallTotals], in_flight: int) -> CallCounts:

@@ -10,8 +10,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
+from meshgate_wire.fields import spans_of
 from meshgate_wire.messages import MAX_SPANS, OutputLine
 
 MAX_LINE = 65_536  # bytes
@@ -225,17 +227,10 @@ def _lines(group: list[PrintedLine]) -> Iterator[OutputLine]:
     ranks = sorted(hosts)
     while ranks:
         named, rest = tuple(ranks[:MAX_RANKS_NAMED]), ranks[MAX_RANKS_NAMED:]
-        spans: list[tuple[int, int]] = []
-        for rank in rest:
-            if spans and rank == spans[-1][1] + 1:
-                spans[-1] = (spans[-1][0], rank)
-            elif len(spans) < MAX_SPANS:
-                spans.append((rank, rank))
-            else:
-                break
+        spans = tuple(islice(spans_of(rest), MAX_SPANS))
         count = len(named) + sum(last - first + 1 for first, last in spans)
         found = {hosts[rank] for rank in ranks[:count]}
-        yield _line(group[0], named, tuple(spans), count, found.pop() if len(found) == 1 else "")
+        yield _line(group[0], named, spans, count, found.pop() if len(found) == 1 else "")
         ranks = ranks[count:]
 
 
