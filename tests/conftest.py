@@ -1,4 +1,4 @@
-"""Checks of every test: it leaves no process or thread behind, and nothing in the user's home.
+"""Checks of every test: it leaves no process or thread behind, nothing in the user's home, and uses no cluster unasked.
 
 Processes that a test starts inherit a variable with the id of this run. A process that still has it at the end of a
 module has leaked. Processes of fixtures that outlive their module have ``SHARED_VARIABLE`` as well and are checked at
@@ -36,6 +36,12 @@ CLUSTERS = {  # marker: the variable that names the cluster
     "slurm": "SLURM_CONF",
     "docker": "DOCKER_HOST",
 }
+SLURM_COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+UNASKED = """#!/bin/sh
+echo "$0 $*" >>"$(dirname "$0")/called"
+echo "$0: this test does not have the mark slurm" >&2
+exit 1
+"""
 
 LEFT_OUT = {  # what is not installed: which tests are left out without it, and how to install it
     "torch": "process groups and distributed training; make torch installs it",
@@ -159,6 +165,33 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _slurm_unasked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Commands of Slurm's that fail, and write into the file ``called`` that they were called."""
+    directory = tmp_path_factory.mktemp("slurm_unasked")
+    for name in SLURM_COMMANDS:
+        (directory / name).write_text(UNASKED)
+        (directory / name).chmod(0o755)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _only_the_clusters_of_its_marks(request: pytest.FixtureRequest, _slurm_unasked: Path) -> Iterator[None]:
+    """A test without a cluster's mark passes or fails alike on machines with and without that cluster."""
+    called = _slurm_unasked / "called"
+    with pytest.MonkeyPatch.context() as patch:
+        for marker, variable in CLUSTERS.items():
+            if request.node.get_closest_marker(marker) is None:
+                patch.delenv(variable, raising=False)
+        if request.node.get_closest_marker("slurm") is None:
+            patch.setenv("PATH", str(_slurm_unasked), prepend=os.pathsep)
+        yield
+    if called.exists():
+        text = called.read_text()
+        called.unlink()
+        pytest.fail(f"this test calls Slurm without the mark slurm:\n{text}")
 
 
 @pytest.fixture(scope="session", autouse=True)

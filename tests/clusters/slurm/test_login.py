@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -191,13 +191,20 @@ def test_a_client_that_does_not_answer_keeps_no_job(monkeypatch: pytest.MonkeyPa
         assert not login._confirmed()
 
 
+@pytest.fixture
+def gateway() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.usefixtures("calls")
 def test_a_start_ends_what_a_killed_start_of_the_same_job_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gateway: subprocess.Popen[bytes]
 ) -> None:
     start = StartRequest(apply_id=str(uuid.uuid4()), spec=SlurmSpec(meshes={"a": 1}))
     directory = tmp_path / ".meshgate" / "slurm" / start.apply_id
     directory.mkdir(parents=True)
-    gateway = subprocess.Popen(["sleep", "1000"])
     identity = identify_process(gateway.pid)
     assert identity is not None
     (directory / PROCESS_FILE).write_text(f"{identity.pid} {identity.started}")
@@ -207,7 +214,6 @@ def test_a_start_ends_what_a_killed_start_of_the_same_job_has_left(
         assert not directory.exists()
         return Rejected(error="started again")
 
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(login, "start_gateway", start_gateway)
     assert login._start(start.model_dump_json()) == Rejected(error="started again")
     assert gateway.wait(DEADLINE) == -signal.SIGTERM
