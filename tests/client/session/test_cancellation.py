@@ -37,7 +37,7 @@ def ctrl_c_when(ready: Callable[[], bool]) -> Iterator[None]:
         while not stop.wait(0.01):
             if ready():
                 os.kill(os.getpid(), signal.SIGINT)
-                stop.wait(30)
+                stop.wait(5)
 
     thread = threading.Thread(target=watch)
     thread.start()
