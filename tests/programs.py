@@ -1,11 +1,14 @@
-"""Runs programs as a user does: each in its own process and directory, until it exits."""
+"""Runs programs as a user does, each in its own process and directory."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 100.0  # seconds
@@ -46,6 +49,16 @@ ranks, host = dist.get_world_size(), os.uname().nodename
 print(f"rank {rank} of {ranks} on {host} has the weights {weights.tolist()}", flush=True)
 dist.destroy_process_group()
 """
+
+
+@contextmanager
+def child_process(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ends with the block. One that outlived a failed test would make later tests fail, too."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run_program(program: str | Path, directory: Path, *, strict: bool = True, timeout: float = TIMEOUT) -> str:

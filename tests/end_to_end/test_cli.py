@@ -26,6 +26,7 @@ from websockets.typing import Origin, Subprotocol
 from meshgate import ProcessJob
 from tests.end_to_end.actors import Worker
 from tests.end_to_end.conftest import FaultsOf
+from tests.programs import child_process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.any_release
@@ -167,13 +168,10 @@ def test_a_signal_that_ends_exec_ends_its_command_and_session(
     main += "from meshgate.cli.app import app; app()"
     command = [sys.executable, "-c", main, "exec", str(job.apply_id), "--rank", "1"]
     script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 300"
-    with subprocess.Popen([*command, "--", "sh", "-c", script], start_new_session=True) as child:
-        try:
-            wait_for((tmp_path / "pid").exists, "the command to start", timeout=60)
-            child.send_signal(number)
-            assert child.wait(60) == 128 + number
-        finally:
-            child.kill()
+    with child_process([*command, "--", "sh", "-c", script], start_new_session=True) as child:
+        wait_for((tmp_path / "pid").exists, "the command to start", timeout=60)
+        child.send_signal(number)
+        assert child.wait(60) == 128 + number
     running = Path("/proc", (tmp_path / "pid").read_text().strip())
     wait_for(lambda: not running.exists(), "the command to end", timeout=60)
     wait_for(lambda: {session.session for session in job.status().sessions} <= before, "its session to end", timeout=60)
@@ -186,8 +184,7 @@ def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts:
     hanging = actors.hang.call()
     main = "from meshgate.cli.app import app; app()"
     command = [sys.executable, "-c", main, "ui", str(job.apply_id), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
+    with child_process(command, stdout=subprocess.PIPE, text=True) as served:
         link = urlsplit(served.stdout.readline().strip())
         url, origin = f"ws://{link.netloc}/live", f"http://{link.netloc}"
         protocols = [Subprotocol("meshgate-ui"), Subprotocol(link.fragment)]
@@ -268,19 +265,18 @@ def test_top_is_live_on_a_narrow_terminal_until_interrupted(job: ProcessJob, wor
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     environment.update(TERM="xterm-256color", NO_COLOR="1")
     command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "top", str(job.apply_id)]
-    child = subprocess.Popen(
-        [*command, "--interval", "0.5"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    shown = b""
-    while len(re.findall(rb"\nworkers +\d[\d.]* ", shown)) < 2:  # two looks
-        shown += os.read(ours, 65536)
-    child.send_signal(signal.SIGINT)
-    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
-        while data := os.read(ours, 65536):
-            shown += data
-    os.close(ours)
-    assert child.wait() == 130
+    command += ["--interval", "0.5"]
+    with child_process(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as child:
+        os.close(theirs)
+        shown = b""
+        while len(re.findall(rb"\nworkers +\d[\d.]* ", shown)) < 2:  # two looks
+            shown += os.read(ours, 65536)
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
+            while data := os.read(ours, 65536):
+                shown += data
+        os.close(ours)
+        assert child.wait() == 130
     assert shown.startswith(b"\x1b[?1049h")
     assert b"\x1b[?1049l" in shown  # the screen from before is back
     assert not re.search(rb"\x1b\[[0-9;]*3\dm", shown)  # no colour

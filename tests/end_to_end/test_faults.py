@@ -20,6 +20,7 @@ from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 from tests.end_to_end.actors import Owner, StopsItself, Worker
 from tests.end_to_end.conftest import FaultsOf
+from tests.programs import child_process
 from tests.waiting import DEADLINE, wait_for
 
 PROMPT = 20.0  # seconds: it takes 2 on an idle machine (docs/reliability.md), and Monarch's own timeouts are 30 or more
@@ -326,18 +327,10 @@ def test_a_job_with_a_frozen_engine_ends_and_leaves_nothing() -> None:
 @pytest.mark.parametrize("moment", ["applied", "called"])
 def test_a_killed_driver_leaves_nothing_behind(moment: str) -> None:
     mark = f"{moment}-{os.getpid()}-{time.monotonic_ns()}"
-    driver = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER)],
-        env={**os.environ, "MESHGATE_END_TO_END": mark, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert driver.stdout is not None
-    with driver, driver.stdout:
-        for line in driver.stdout:
-            if line.strip() == moment:
-                break
-        driver.kill()
+    environment = {**os.environ, "MESHGATE_END_TO_END": mark, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER)]
+    with child_process(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
+        assert any(line.strip() == moment for line in driver.stdout)
     wait_for(lambda: not find_processes(f"MESHGATE_END_TO_END={mark}"), "all processes of a killed driver to end")
 
 

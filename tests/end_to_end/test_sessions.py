@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,31 +19,27 @@ from meshgate_processes.identity import identify_process
 from tests.end_to_end.actors import Worker
 from tests.end_to_end.drivers import JOB, READY
 from tests.end_to_end.test_server_restart import kill_server
-from tests.programs import ROOT
+from tests.programs import ROOT, child_process
 from tests.waiting import wait_for
 
 TIMEOUT = 60.0
 
 
-def run_driver(name: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a driver and waits until it is ready."""
+@contextlib.contextmanager
+def run_driver(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver that is ready. It is killed at the end of the block."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.end_to_end.drivers", name, *arguments]
-    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert driver.stderr is not None
-    lines = []
-    for line in driver.stderr:
-        if line.strip() == READY:
-            return driver
-        lines.append(line)
-    driver.wait()
-    raise AssertionError(f"driver {name} ended: {''.join(lines)}")
-
-
-def kill(driver: subprocess.Popen[str]) -> str:
-    """Kills a driver; returns what it has printed."""
-    driver.kill()
-    return driver.communicate()[0]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child_process(command, env=environment, text=True, **pipes) as driver:
+        lines = []
+        for line in driver.stderr:
+            if line.strip() == READY:
+                break
+            lines.append(line)
+        else:
+            raise AssertionError(f"driver {name} ended: {''.join(lines)}")
+        yield driver
 
 
 @pytest.fixture
@@ -79,8 +75,9 @@ def test_another_process_finds_everything_that_a_killed_driver_has_left(
     directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = directory / "go"
-    driver = run_driver("leave_everything", str(file))
-    assert "printed early" in kill(driver)
+    with run_driver("leave_everything", str(file)) as driver:
+        driver.kill()
+        assert "printed early" in driver.communicate()[0]
     job = load()
     (info,) = job.sessions()
     assert (info.name, info.detached, info.actors, info.procs) == ("train", True, ("workers",), ("procs",))
@@ -148,10 +145,9 @@ def test_a_session_is_ended_while_another_program_holds_it(job_of_its_own: Proce
 
 
 def test_a_session_is_taken_over_after_the_server_was_killed_too(directory: Path, load: Callable[[], Any]) -> None:
-    driver = run_driver("leave_everything", str(directory / "go"))
-    job = load()
-    kill_server(job)
-    kill(driver)
+    with run_driver("leave_everything", str(directory / "go")):
+        job = load()
+        kill_server(job)
     kill_server(job)
     session = job.attach()
     assert call(session, "unread").future.get(TIMEOUT) == 2
@@ -172,9 +168,8 @@ def test_a_driver_that_ends_by_itself_leaves_its_session_running(
     directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = directory / "go"
-    driver = run_driver("exit_cleanly", str(file))
-    assert driver.wait(TIMEOUT) == 0
-    driver.communicate()
+    with run_driver("exit_cleanly", str(file)) as driver:
+        assert driver.wait(TIMEOUT) == 0
     session = load().attach()
     file.touch()
     assert call(session, "in flight").future.get(TIMEOUT) == "found go"
@@ -223,9 +218,7 @@ def test_a_living_holder_gets_one_clear_error_and_output_can_be_replayed(
 
 def test_the_death_of_a_driver_still_ends_a_job_that_is_not_detached(directory: Path) -> None:
     file = directory / "pid"
-    driver = run_driver("bound", str(file))
-    worker = identify_process(int(file.read_text()))
-    assert worker is not None
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.communicate()
+    with run_driver("bound", str(file)):
+        worker = identify_process(int(file.read_text()))
+        assert worker is not None
     assert worker.wait_ended(TIMEOUT)

@@ -21,6 +21,7 @@ from meshgate import ProcessJob, SPMDFailed
 from meshgate.cli.ranks import why
 from meshgate.jobs.spmd.run import _count_processes
 from meshgate.spmd import SPMDJob, serve
+from tests.programs import child_process
 from tests.waiting import wait_for
 
 # Records what a rank finds, then does what the arguments say: "fail RANK", "exit CODE", "kill RANK", "orphan RANK",
@@ -294,10 +295,8 @@ def test_ranks_may_save_what_they_have_when_the_driver_is_ended(
     project: Path, signum: signal.Signals, status: int
 ) -> None:
     (project / "driver.py").write_text(DRIVER)
-    with subprocess.Popen(
-        [sys.executable, "driver.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as driver:
-        assert driver.stdout is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child_process([sys.executable, "driver.py"], text=True, **pipes) as driver:
         training: set[str] = set()
         while len(training) < 2:
             line = driver.stdout.readline()

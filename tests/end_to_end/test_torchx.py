@@ -19,7 +19,7 @@ from torchx import specs
 from meshgate import JobStartFailed
 from meshgate.spmd import serve
 from meshgate_processes.marks import find_processes
-from tests.programs import DDP, ROOT, check_equal_weights
+from tests.programs import DDP, ROOT, check_equal_weights, child_process
 
 TRAIN = """
 import os, sys
@@ -81,12 +81,8 @@ def test_replicas_end_with_a_driver_that_is_killed(project: Path) -> None:
     (project / "driver.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "driver.py", str(ROOT)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
-        try:
-            assert driver.stdout is not None
-            processes = find_processes(f"MESHGATE_JOB={driver.stdout.readline().strip()}")
-        finally:
-            driver.kill()
+    with child_process(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
+        processes = find_processes(f"MESHGATE_JOB={driver.stdout.readline().strip()}")
     assert len(processes) >= 3  # the gateway and two hosts
     for process in processes:
         assert process.wait_ended(60)

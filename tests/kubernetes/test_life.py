@@ -14,6 +14,7 @@ from meshgate import Compute, KubernetesJob
 from meshgate.errors import CallCancelledError, JobNotRunning, JobStartFailed
 from tests.kubernetes.actors import Trainer, Waiter
 from tests.kubernetes.cluster import Kubectl
+from tests.programs import child_process
 from tests.waiting import wait_for
 
 
@@ -123,9 +124,7 @@ def test_a_signal_while_a_job_starts_leaves_nothing(namespace: str, kubectl: Kub
         with KubernetesJob(compute=Compute(pod_spec=pod_spec), name="stopped", namespace={namespace!r}) as job:
             job.apply()
         """
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.PIPE, text=True)
-    with driver:
-        assert driver.stderr is not None
+    with child_process([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.PIPE, text=True) as driver:
         while "workers: 1 running" not in driver.stderr.readline():
             assert driver.poll() is None
         driver.send_signal(number)
@@ -145,9 +144,7 @@ def test_a_signal_in_a_with_block_ends_the_job(namespace: str, kubectl: Kubectl,
             print("up", flush=True)
             time.sleep(600)
         """
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
-    with driver:
-        assert driver.stdout is not None
+    with child_process([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout.readline() == "up\n"
         driver.send_signal(number)
         assert driver.wait(timeout=120) == (128 + number if number is signal.SIGTERM else -number)
@@ -163,10 +160,7 @@ def test_the_job_of_a_killed_driver_is_usable_by_the_next(namespace: str, kubect
         print("up", flush=True)
         time.sleep(600)
         """
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
-    with driver:
-        assert driver.stdout is not None
+    with child_process([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout.readline() == "up\n"
-        driver.kill()
     with KubernetesJob(name="orphan", namespace=namespace) as job:
         assert first_pod(job) == "orphan-workers-0"

@@ -27,8 +27,8 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden
 from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
-from meshgate_processes.identity import identify_process
 from tests.client.jobs.fake_job import RUNNING, FakeJob
+from tests.programs import child_process
 
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes by /proc")
 READY_UNTIL_INPUT_CLOSES = "import sys; print(flush=True); sys.stdin.read()"
@@ -305,18 +305,10 @@ def test_processes_of_jobs_without_a_gateway_are_left_over(tmp_path: Path) -> No
 @needs_proc
 def test_leftovers_are_ended() -> None:
     job = uuid.uuid4().hex
-    child = subprocess.Popen(
-        [sys.executable, "-c", READY_UNTIL_INPUT_CLOSES],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "MESHGATE_JOB": job},
-    )
-    assert child.stdout is not None
-    child.stdout.readline()  # before that, Linux may still show an empty environment
-    found = identify_process(child.pid)
-    assert found is not None
-    leftovers = [each for each in find_leftovers() if each.job == job]
-    assert [each.pid for each in leftovers] == [child.pid]
-    end_leftovers(leftovers)
-    assert found.wait_ended(10)
-    child.communicate()
+    command, environment = [sys.executable, "-c", READY_UNTIL_INPUT_CLOSES], {**os.environ, "MESHGATE_JOB": job}
+    with child_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+        child.stdout.readline()  # before that, Linux may still show an empty environment
+        leftovers = [each for each in find_leftovers() if each.job == job]
+        assert [each.pid for each in leftovers] == [child.pid]
+        end_leftovers(leftovers)
+        assert child.wait(60)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -16,6 +17,7 @@ from meshgate.jobs.process import ProcessJob
 from meshgate.jobs.saved import SavedJob, find_cached_job, locked, read_job_file, remove_job_file, write_job_file
 from meshgate.jobs.trait import job_load
 from tests.client.jobs.fake_job import RUNNING, FakeJob
+from tests.programs import child_process
 
 SAVED = SavedJob(kind="meshgate.jobs.process:ProcessJob", apply_id="1", spec={"meshes": {"a": 1}}, allocation={})
 
@@ -121,11 +123,13 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -
 def test_the_second_process_waits_for_the_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "job.pkl")
     program = "import sys; from meshgate.jobs.saved import locked\nwith locked(sys.argv[1]): print('entered')"
-    with locked(path):
-        second = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE)
-        with pytest.raises(subprocess.TimeoutExpired):
-            second.wait(timeout=1)
-    assert second.communicate(timeout=60) == (b"entered\n", None)
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(path))
+        with child_process([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as second:
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(timeout=1)
+            held.close()
+            assert second.communicate(timeout=60) == (b"entered\n", None)
 
 
 @pytest.fixture

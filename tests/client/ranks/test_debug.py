@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from meshgate.ranks.host_streams import HostStreams
 from meshgate.ranks.on_host import StreamReader, StreamWriter
 from meshgate.ranks.streams import Hub
 from meshgate.session.futures import FutureProxy
+from tests.programs import child_process
 from tests.waiting import wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="debuggers are reached through /proc")
@@ -81,16 +83,10 @@ class Host:
 def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes that stop at a breakpoint, ranks 0 and 1."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    started = [
-        subprocess.Popen(
-            [sys.executable, tmp_path / "program.py", str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for rank in range(2)
-    ]
-    yield started
-    for child in started:
-        child.kill()
-        child.communicate()
+    with ExitStack() as stack:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        commands = ([sys.executable, tmp_path / "program.py", str(rank)] for rank in range(2))
+        yield [stack.enter_context(child_process(command, **pipes)) for command in commands]
 
 
 @pytest.fixture

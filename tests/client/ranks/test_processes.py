@@ -15,6 +15,7 @@ import pytest
 
 from meshgate.ranks.processes import SCRIPT_MARK, find_marks, siblings, write_startup
 from meshgate_processes.identity import identify_process
+from tests.programs import child_process
 from tests.waiting import wait_for
 
 needs_processes = pytest.mark.skipif(not Path("/proc").is_dir(), reason="marks are read through /proc")
@@ -53,43 +54,37 @@ time.sleep(300)
 
 @needs_processes
 def test_marks_are_found_by_name_and_those_of_another_process_left_out() -> None:
-    child = subprocess.Popen([sys.executable, "-c", MARKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    ((descriptor, about),) = find_marks(child.pid, "test-mark")
-    assert about == {"pid": child.pid, "rank": 3}
-    os.close(descriptor)
-    child.communicate(b"\n")
+    with child_process([sys.executable, "-c", MARKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        ((descriptor, about),) = find_marks(child.pid, "test-mark")
+        assert about == {"pid": child.pid, "rank": 3}
+        os.close(descriptor)
 
 
 @needs_processes
 def test_a_process_that_has_ended_has_no_marks() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        pass
     assert find_marks(child.pid, "test-mark") == []
 
 
 @needs_processes
 def test_siblings_are_the_other_processes_of_the_same_host(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    monkeypatch.setattr(os, "getppid", lambda: child.pid)  # as if it were the host
-    (below,) = siblings()
-    assert Path(f"/proc/{below}").exists()
-    assert os.getpid() not in siblings()
-    child.communicate(b"\n")
+    with child_process([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        monkeypatch.setattr(os, "getppid", lambda: child.pid)  # as if it were the host
+        (below,) = siblings()
+        assert Path(f"/proc/{below}").exists()
+        assert os.getpid() not in siblings()
+        child.communicate(b"\n")
 
 
 @pytest.mark.parametrize("code", [GUARDED, COMMAND])
 def test_a_command_ends_with_the_process_that_started_it_however_that_ends(code: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.kill()
-    parent.communicate()
+    with child_process([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
     wait_for(lambda: identify_process(child) is None, f"process {child} to end", timeout=60)
 
 
@@ -113,16 +108,10 @@ def script(code: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A marked interpreter that has printed a line and waits."""
     write_startup(str(directory), {"mesh": "spmd", "rank": 3})
     command = [sys.executable, "-c", f"{code}\nprint('up', flush=True)\ninput()"]
-    child = subprocess.Popen(
-        command, env=environment(str(directory)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"up\n"
-    try:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with child_process(command, env=environment(str(directory)), **pipes) as child:
+        assert child.stdout.readline() == b"up\n"
         yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def script_mark(pid: int) -> dict[str, Any]:

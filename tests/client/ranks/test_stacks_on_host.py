@@ -16,6 +16,7 @@ import pytest
 
 from meshgate.ranks.processes import SCRIPT_MARK, write_startup
 from meshgate.ranks.stacks_on_host import MAX_ANSWERS, StackReader, _Process, parse_dump
+from tests.programs import child_process
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="stacks are read through /proc")
 SERVE = (
@@ -29,14 +30,9 @@ NEVER = 0.05  # seconds in which a process that cannot answer does not
 def running(body: str, *, serve: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
     """A process that runs ``body`` once it has printed a line."""
     program = f"import sys, time\n{serve}def work():\n    print('up', flush=True)\n    {body}\nwork()\n"
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-    try:
-        assert child.stdout is not None
+    with child_process([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"up\n"
         yield child
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
 
 
 def ask(pid: int, *, thread: float = ENOUGH) -> dict[str, Any]:
@@ -56,14 +52,9 @@ def running_script(text: str, directory: Path) -> Iterator[subprocess.Popen[byte
     (directory / "train.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(directory)}
     command = [sys.executable, str(directory / "train.py")]
-    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert child.stdout is not None
+    with child_process(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"up\n"
         yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def ask_script(pid: int) -> dict[str, Any]:

@@ -37,11 +37,10 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were the host
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
     command = [sys.executable, "-c", SERVE, CHILD + BURN]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    yield process
-    process.communicate()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        yield process  # ends its child when its input closes
 
 
 def read(reader: Any, pid: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from meshgate_slurm.messages import (
     run_submission,
 )
 from meshgate_slurm.spec import SlurmSpec
+from tests.programs import child_process
 from tests.waiting import DEADLINE, wait_for
 
 
@@ -153,20 +154,18 @@ def test_the_job_of_a_client_that_was_gone_before_the_reply_ends_before_the_next
 ) -> None:
     (tmp_path / "wait0").touch()
     given = request(tmp_path)
-    first = subprocess.Popen(SUBMIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert first.stdin is not None
-    assert first.stdout is not None
-    first.stdin.write(f"{given}\n".encode())
-    first.stdin.close()
-    wait_for(calls.exists, "sbatch")
-    first.stdout.close()
-    with ThreadPoolExecutor(1) as thread:
-        second = thread.submit(run_submission, SUBMIT, given, confirm, DEADLINE)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            first.send_signal(signum)
-        (tmp_path / "wait0").unlink()
-        assert second.result().returncode == 0
-    assert first.wait(DEADLINE) == 1
+    with child_process(SUBMIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        first.stdin.write(f"{given}\n".encode())
+        first.stdin.close()
+        wait_for(calls.exists, "sbatch")
+        first.stdout.close()
+        with ThreadPoolExecutor(1) as thread:
+            second = thread.submit(run_submission, SUBMIT, given, confirm, DEADLINE)
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                first.send_signal(signum)
+            (tmp_path / "wait0").unlink()
+            assert second.result().returncode == 0
+        assert first.wait(DEADLINE) == 1
     assert calls.read_text() == "sbatch 0\nscancel 0\nsbatch 1\n"
 
 

@@ -18,6 +18,7 @@ import pytest
 from meshgate.jobs.spmd import rank_actors
 from meshgate.jobs.spmd.rank_actors import TAIL_BYTES, RankProcess
 from meshgate_processes.identity import identify_process
+from tests.programs import child_process
 from tests.waiting import wait_for
 
 PROGRAM: dict[str, Any] = {
@@ -269,10 +270,8 @@ time.sleep(300)
 def test_a_script_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(log)], env=environment)
-    child = int(written(log))
-    parent.kill()
-    parent.wait()
+    with child_process([sys.executable, "-c", PARENT, str(log)], env=environment):
+        child = int(written(log))
     wait_for(lambda: identify_process(child) is None, f"process {child} to end", timeout=60)
 
 
