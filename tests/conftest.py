@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ import meshgate
 from meshgate.session.errors.faults import write_fault
 from meshgate_processes.identity import ProcessIdentity, wait_ended
 from meshgate_processes.marks import find_processes
+from tests.certificates import OPENSSL
 from tests.chart import HELM
 from tests.chromium import CHROMIUM
 from tests.order import slow_first
@@ -36,6 +38,9 @@ CLUSTERS = {  # marker: the variable that names the cluster
     "slurm": "SLURM_CONF",
     "docker": "DOCKER_HOST",
 }
+# Variables of the user's shell or of a git hook that would change what programs do in tests, and those that tests need.
+SET_ASIDE = re.compile(r"(GIT|HYPERACTOR|KT|MESHGATE|MONARCH|SLURM)_.*|KUBERNETES_SERVICE_HOST|(?i:.*_proxy)")
+KEPT = re.compile(r"MESHGATE_TEST_.*|MESHGATE_.*_(IMAGE|UP)|SLURM_CONF")
 SLURM_COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 UNASKED = """#!/bin/sh
 echo "$0 $*" >>"$(dirname "$0")/called"
@@ -49,6 +54,7 @@ LEFT_OUT = {  # what is not installed: which tests are left out without it, and 
     "chromium": "the page of meshgate ui, and notebooks in JupyterLab",
     "jupyterlab": "notebooks in JupyterLab; make setup installs it",
     "helm": "the Helm chart; make setup installs it on Linux with x86-64",
+    "openssl": "private certificates",
 }
 LAST_RUN = "meshgate/last_run"  # in pytest's cache: the seconds of the last whole run, and the cores it had
 USUAL_RUN = "10 to 15 minutes on 2 cores, less on more"
@@ -75,8 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # a program does not inherit a handler
     os.environ[RUN_VARIABLE] = _run
-    for variable in ("MESHGATE_URL", "MESHGATE_TOKEN", "KT_API_URL"):
-        os.environ.pop(variable, None)
+    if proxy := os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        os.environ.setdefault("PIP_PROXY", proxy)  # for the tests that install packages
+    for variable in list(os.environ):
+        if SET_ASIDE.fullmatch(variable) and not KEPT.fullmatch(variable):
+            del os.environ[variable]
 
 
 @pytest.hookimpl(trylast=True)  # after all markers have been added
@@ -141,6 +150,7 @@ def _not_installed() -> list[str]:
         "chromium": CHROMIUM,
         "jupyterlab": importlib.util.find_spec("jupyterlab"),
         "helm": HELM,
+        "openssl": OPENSSL,
     }
     return [f"{name} is not installed: leaving out {LEFT_OUT[name]}" for name in LEFT_OUT if not found[name]]
 
@@ -160,10 +170,11 @@ def _cluster_line(marker: str) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the jobs of tests out of the user's own list of jobs."""
+def _nothing_in_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's own list of jobs and synced files stay as they are, and tests do not find those of other runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        for name in ("state", "cache"):
+            patch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path_factory.mktemp(name)))
         yield
 
 

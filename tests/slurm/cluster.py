@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from meshgate import SlurmJob
 from tests.conftest import RUN_VARIABLE
-from tests.programs import ROOT
+from tests.programs import ROOT, child_process
 
 DEADLINE = 120.0
 NOTICED = 60.0  # seconds that a machine under load has for what takes 5 s
@@ -37,10 +38,10 @@ laptop_directory = ""  # of temporary files, such as the sockets of its connecti
 
 def laptop(
     program: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: int | None = None
-) -> subprocess.Popen[str]:
-    """Runs a Python program on the laptop, from its own directory, without the variables of a cluster."""
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A Python program on the laptop, from its own directory, without the variables of a cluster."""
     command = [str(KIT / "on"), "laptop", sys.executable, str(program), *arguments]
-    return subprocess.Popen(
+    return child_process(
         command,
         cwd=program.parent,
         env={**os.environ, "TMPDIR": laptop_directory, **(variables or {})},

@@ -82,8 +82,8 @@ def test_the_client_runs_on_the_first_node(name: str, tmp_path: Path, monkeypatc
 def test_a_laptop_can_leave_once_it_has_submitted(name: str, tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     (tmp_path / "submit.py").write_text(SUBMIT)
-    submit = laptop(tmp_path / "submit.py", name, sys.executable, str(tmp_path), f"--exclude={DISTURBED}")
-    out, err = submit.communicate(timeout=DEADLINE)
+    with laptop(tmp_path / "submit.py", name, sys.executable, str(tmp_path), f"--exclude={DISTURBED}") as submit:
+        out, err = submit.communicate(timeout=DEADLINE)
     assert submit.returncode == 0, err
     assert last_state(int(out)) == "FAILED 3"
     nodes_of(tmp_path / f"slurm_{int(out)}_{name}.log")

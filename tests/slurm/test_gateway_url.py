@@ -173,8 +173,8 @@ def program(directory: Path, body: str) -> Path:
 
 
 def output(file: Path, *arguments: str, token: str = TOKEN) -> str:
-    process = laptop(file, *arguments, variables={"MESHGATE_TOKEN": token})
-    out, err = process.communicate(timeout=DEADLINE)
+    with laptop(file, *arguments, variables={"MESHGATE_TOKEN": token}) as process:
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     return out
 
@@ -274,10 +274,11 @@ with make(meshes={"trainers": 1}) as job:
     except Exception as error:
         print(type(error).__name__, error)
 """
-    process = laptop(program(tmp_path, body), name, variables={"MESHGATE_TOKEN": TOKEN}, stdin=subprocess.PIPE)
-    assert process.stdout is not None
-    run(str(KIT / "on"), "login", "kill", "-KILL", process.stdout.readline().strip())
-    out, err = process.communicate("\n", timeout=DEADLINE)
+    variables = {"MESHGATE_TOKEN": TOKEN}
+    with laptop(program(tmp_path, body), name, variables=variables, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        run(str(KIT / "on"), "login", "kill", "-KILL", process.stdout.readline().strip())
+        out, err = process.communicate("\n", timeout=DEADLINE)
     assert process.returncode == 0, err
     assert out.startswith("GatewayLostError"), out
     assert "its process on login has ended" in out

@@ -46,8 +46,8 @@ def program(directory: Path, body: str) -> Path:
 
 
 def output(file: Path, *arguments: str) -> str:
-    process = laptop(file, *arguments)
-    out, err = process.communicate(timeout=DEADLINE)
+    with laptop(file, *arguments) as process:
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     assert "Traceback" not in err
     return out
@@ -160,14 +160,14 @@ with make(sys.argv[1]) as job:
     print(job._job.directory, flush=True)
     print(call.get(), trainers.where.call_one().get()[0], job._report().ready)
 """
-    process = laptop(program(tmp_path, body), name)
-    assert process.stdout is not None
-    directory = process.stdout.readline().strip()
-    (connection,) = connection_pids()
-    os.kill(connection, signal.SIGKILL)
-    _, server, *_ = pids(b"meshgate_gateway\0--slurm-job", directory.encode())  # the first is its supervisor
-    os.kill(server, signal.SIGKILL)
-    out, err = process.communicate(timeout=DEADLINE)
+    with laptop(program(tmp_path, body), name) as process:
+        assert process.stdout is not None
+        directory = process.stdout.readline().strip()
+        (connection,) = connection_pids()
+        os.kill(connection, signal.SIGKILL)
+        _, server, *_ = pids(b"meshgate_gateway\0--slurm-job", directory.encode())  # the first is its supervisor
+        os.kill(server, signal.SIGKILL)
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
     done, node, ready = out.split()
     assert (done, node[0], ready) == ("done", "n", "1")
@@ -181,12 +181,12 @@ with make(sys.argv[1], gateway_on="node", meshes={"trainers": 2}) as job:
     print(job._job.directory, *job._access._addresses.values(), flush=True)
     print(call.get(), job._report().ready)
 """
-    process = laptop(program(tmp_path, body), name)
-    assert process.stdout is not None
-    directory, address = process.stdout.readline().split()
-    (connection,) = connection_pids()
-    os.kill(connection, signal.SIGKILL)
-    out, err = process.communicate(timeout=DEADLINE)
+    with laptop(program(tmp_path, body), name) as process:
+        assert process.stdout is not None
+        directory, address = process.stdout.readline().split()
+        (connection,) = connection_pids()
+        os.kill(connection, signal.SIGKILL)
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
     assert out.split() == ["done", "2"]
     assert address.rpartition(":")[0] in run("getent", "hosts", "n1", "n2", "n3")  # the login node only leads there
@@ -200,13 +200,13 @@ with make(sys.argv[1]) as job:
     print(os.getpid(), flush=True)
     time.sleep(600)
 """
-    process = laptop(program(tmp_path, body), name)
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    assert queue(name) == ["RUNNING"]
-    driver, *_ = pids(str(tmp_path / "program.py").encode(), name.encode())  # what it starts is a copy at first
-    os.kill(driver, signal.SIGKILL)
-    process.communicate(timeout=DEADLINE)
+    with laptop(program(tmp_path, body), name) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        assert queue(name) == ["RUNNING"]
+        driver, *_ = pids(str(tmp_path / "program.py").encode(), name.encode())  # what it starts is a copy at first
+        os.kill(driver, signal.SIGKILL)
+        process.communicate(timeout=DEADLINE)
     wait_for(lambda: not queue(name), "the job to be cancelled")
 
 

@@ -45,8 +45,8 @@ def output(directory: Path, text: str, *arguments: str) -> str:
     directory.mkdir(exist_ok=True)
     file = directory / "program.py"
     file.write_text(text)
-    process = laptop(file, *arguments)
-    out, err = process.communicate(timeout=DEADLINE)
+    with laptop(file, *arguments) as process:
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     return out
 

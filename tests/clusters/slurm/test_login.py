@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ SUBMIT = [sys.executable, "-m", "meshgate_slurm.login", "submit"]
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the calls of Slurm's commands."""
     for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL), ("squeue", SQUEUE), ("scontrol", SCONTROL)):
-        (tmp_path / name).write_text(text.format(directory=tmp_path))
+        (tmp_path / name).write_text(text.format(directory=shlex.quote(str(tmp_path))))
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))

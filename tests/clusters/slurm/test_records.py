@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import sys
 import time
@@ -36,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ``cluster`` is the name of the cluster."""
     (tmp_path / "cluster").write_text("a-1")
     for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
-        (tmp_path / name).write_text(text.format(directory=tmp_path))
+        (tmp_path / name).write_text(text.format(directory=shlex.quote(str(tmp_path))))
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

@@ -14,6 +14,7 @@ import pytest
 from meshgate import SlurmJob, job_loads
 from meshgate.errors import ConnectionFailedError, JobStartFailed
 from meshgate.jobs import cluster_job
+from meshgate.jobs.slurm import login_node
 from meshgate.jobs.slurm.access import Known
 from meshgate.jobs.slurm.job import (
     Plain,
@@ -149,8 +150,11 @@ def test_a_program_in_a_job_ends_other_jobs_but_not_its_own(access: RecordedAcce
 
 
 @pytest.mark.usefixtures("in_job_7")
-def test_a_program_in_a_job_reaches_other_jobs_by_their_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SshLogin, "_connect", lambda login: None)
+def test_a_program_in_a_job_reaches_other_jobs_by_their_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login_node, "TEMPORARY", str(tmp_path))
+    monkeypatch.setattr(SshLogin, "_ensure", lambda login: None)
     monkeypatch.setenv("MESHGATE_TOKEN", "t")
     here = str(job_of(7)._find_access())
     for arguments in ({"login": "me@login"}, {"gateway_url": "wss://gateway"}):

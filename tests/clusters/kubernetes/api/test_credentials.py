@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -66,7 +67,8 @@ class Login:
         self.path, self._runs, self._credential = (directory / name for name in ("kubeconfig", "runs", "credential"))
         self.accepted = ""
         script = directory / "plugin"
-        script.write_text(f"#!/bin/sh\necho run >>{self._runs}\n. {self._credential}\n")
+        runs, credential = (shlex.quote(str(path)) for path in (self._runs, self._credential))
+        script.write_text(f"#!/bin/sh\necho run >>{runs}\n. {credential}\n")
         script.chmod(0o755)
         user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)}}
         text = KUBECONFIG.partition("users:")[0].replace("127.0.0.1:1", f"127.0.0.1:{server.server_port}")
