@@ -11,11 +11,12 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import meshgate as kt
@@ -23,6 +24,14 @@ from benchmarks.workload import Target
 from meshgate.testing import NetworkProxy
 
 TIMEOUT = 120.0
+
+
+class Kills(Protocol):
+    """Kills what calls pass through, which is then replaced; ``kills`` times so far."""
+
+    kills: int
+
+    def kill(self) -> None: ...
 
 
 class Killer:
@@ -55,8 +64,6 @@ def _server_of(supervisor: int) -> int:
 
 
 def measure(calls: int, kills: int, window: int, seed: int) -> dict[str, Any]:
-    chance = random.Random(seed)
-    kill_at = set(chance.sample(range(1, calls), kills))
     with kt.ProcessJob({"workers": 1}) as job:
         job.apply()
         port = urlsplit(str(job.gateway_url)).port
@@ -65,10 +72,15 @@ def measure(calls: int, kills: int, window: int, seed: int) -> dict[str, Any]:
         with NetworkProxy("127.0.0.1", port) as proxy:
             dialer = kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", job._gateway.record.token)
             with kt.Client(dialer) as client:
-                return _run(client, Killer(job, proxy), calls, kill_at, window)
+                return call_and_kill(client, Killer(job, proxy), calls, kills, window, seed)
 
 
-def _run(client: kt.Client, killer: Killer, calls: int, kill_at: set[int], window: int) -> dict[str, Any]:
+def call_and_kill(
+    client: kt.Client, killer: Kills, calls: int, kills: int, window: int, seed: int = 1
+) -> dict[str, Any]:
+    """Makes ``calls``, ``window`` at a time, while ``killer`` kills at random times. Returns what has become of the
+    calls, and how long the driver waited for the next result: at most, and usually after a kill."""
+    kill_at = set(random.Random(seed).sample(range(1, calls), kills))
     actor = client.attach_hosts("workers", 1).spawn_procs().spawn("target", Target).slice(hosts=0)
     actor.note.call_one(-1).get(TIMEOUT)
     in_flight: deque[Any] = deque()
@@ -93,13 +105,15 @@ def _run(client: kt.Client, killer: Killer, calls: int, kill_at: set[int], windo
         take()
     duration = time.perf_counter() - start
     ran = actor.noted.call_one().get(TIMEOUT)[1:]
+    longest = sorted(stalls)[-kills:]
     return {
         "calls": calls,
         "kills": killer.kills,
         "lost": calls - len(set(ran)),
         "twice": len(ran) - len(set(ran)),
         "in_order": ran == list(range(calls)) and results == ran,
-        "longest_stall_s": round(max(stalls), 3),
+        "longest_stall_s": round(longest[-1], 3),
+        "median_stall_s": round(statistics.median(longest), 3),
         "seconds": round(duration, 1),
     }
 
