@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -174,8 +174,8 @@ class Routes:
         if path == "/v1/hosts":
             return await self._hosts(request)
         if path == "/v1/sessions":
-            reason = await self.restart_reason() if self.restart_reason is not None else ""
-            body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
+            restarted = await self._restarted()
+            body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": restarted}
         elif path == "/v1/status":
             runs = () if self.runs is None else await self.runs.statuses()
             shown = tuple(run.model_copy(update={"command": ()}) for run in runs)
@@ -183,6 +183,9 @@ class Routes:
         else:
             body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
         return Response(HTTPStatus.OK, body)
+
+    async def _restarted(self) -> str:
+        return await self.restart_reason() if self.restart_reason is not None else ""
 
     async def _hosts(self, request: Request) -> Response:
         """The hosts of ``?mesh=<name>``, by which a program beside the gateway attaches to them itself."""
@@ -227,6 +230,8 @@ class Routes:
         proof = {"gateway": self.name, "proof_key": prover.key} if prover is not None else {}
         connect = ConnectRequest(session, identity.name, resume, request.head, run=identity.run, **proof)
         failure = await self.sessions.connect(connect, connection)
+        if isinstance(failure, Gone) and failure.kind == "unknown" and (restarted := await self._restarted()):
+            failure = replace(failure, reason=f"{failure.reason}; {restarted}")
         refused = None if failure is None else failure.reason
         audit("session", origin, caller=identity.caller, refused=refused, session=session, resume=resume, **self.job)
         return _failure(failure) if failure else None

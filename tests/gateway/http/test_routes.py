@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from meshgate_gateway.http import routes as routes_module
-from meshgate_gateway.http.auth import Origin
+from meshgate_gateway.http.auth import Origin, TokenAuthenticator
+from meshgate_gateway.http.messages import HeadParser, Response
 from meshgate_gateway.http.routes import Routes
+from meshgate_gateway.sessions.session_manager import ConnectRequest
+from meshgate_gateway.sessions.session_table import Admission, Gone, Sessions
 from meshgate_wire import PROTOCOL_VERSION
 from meshgate_wire.proof import Prover, gateway_name, new_nonce
 from tests.gateway.captured_logs import capture_logs
@@ -242,6 +248,46 @@ def test_silent_connections_do_not_block_others(server: ServerProcess) -> None:
     assert server.ask("/healthz").status == 200
     for connection in silent:
         connection.close()
+
+
+# --- sessions of an earlier gateway of the job
+
+
+UNKNOWN = "this gateway does not know the session: the gateway was restarted, or the session ended long ago"
+KILLED = "the gateway's container ended at 12:00 (OOMKilled) and was started again"
+
+
+@pytest.mark.parametrize(
+    ("gone", "restarted", "reason"),
+    [
+        (None, KILLED, f"{UNKNOWN}; {KILLED}"),
+        (None, "", UNKNOWN),
+        (Gone("ended", "another program ended it"), KILLED, "another program ended it"),
+    ],
+)
+def test_the_client_of_a_session_that_was_lost_with_an_earlier_gateway_learns_why_that_ended(
+    gone: Gone | None, restarted: str, reason: str
+) -> None:
+    session, table = uuid.uuid4().hex, Sessions(lease=60.0, limit=8, now=0.0)
+    if gone is not None:
+        table.restore_gone(session, gone)
+
+    async def connect(asked: ConnectRequest, connection: socket.socket) -> Admission:
+        return table.admit(asked.session, asked.owner, resume=asked.resume, now=0.0)
+
+    async def restart_reason() -> str:
+        return restarted
+
+    async def respond() -> Response | None:
+        parts: Any = (TokenAuthenticator(SecretStr(TOKEN)), SimpleNamespace(connect=connect), None, None)
+        resuming = HeadParser().feed(handshake(session, resume=True))
+        assert resuming is not None
+        with socket.socket() as connection:
+            return await Routes(*parts, restart_reason=restart_reason).respond(resuming, connection)
+
+    response = asyncio.run(respond())
+    assert response is not None
+    assert (response.status, response.body["reason"]) == (410, reason)
 
 
 # --- the audit log of what is read
