@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT = 100.0  # seconds
+TIMEOUT = 250.0  # seconds
 # On a busy machine an engine may take more than the 5 s after which the program reports that it is not connected yet.
 SLOW_START = re.compile(r"\[meshgate\] (no connection to the gateway at .* no answer|connected to the gateway at).*\n")
 

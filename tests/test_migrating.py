@@ -37,7 +37,7 @@ RAY_PRINTS = [
 ]
 
 
-@pytest.mark.timeout(300)  # two programs
+@pytest.mark.timeout(600)  # two programs
 @pytest.mark.parametrize(
     ("pair", "prints"),
     list(
@@ -63,7 +63,7 @@ def test_programs_that_left_ray_print_what_they_did(pair: tuple[str, str], print
     assert run_program(pair[1], tmp_path) == prints
 
 
-@pytest.mark.timeout(400)  # three programs
+@pytest.mark.timeout(900)  # three programs
 def test_a_program_that_left_ray_finds_its_actor_again(tmp_path: Path) -> None:
     try:
         assert run_program(DETACHED[1], tmp_path) == "5\n"

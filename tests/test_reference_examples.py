@@ -124,14 +124,14 @@ with open(f"rank-{os.environ['RANK']}-of-{os.environ['WORLD_SIZE']}", "w") as fi
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_monarchs_spmd_example_of_a_command_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     run_program(SPMD_COMMAND, tmp_path, timeout=300)
     assert {f"rank-{rank}-of-4" for rank in range(4)} <= set(os.listdir(tmp_path))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_monarchs_spmd_example_of_an_appdef_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "workspace").mkdir()

@@ -169,7 +169,7 @@ def completed(block: Block) -> str:
     return IMPORTED + DEFINED.get(block.document.stem, "") + code + (" ..." if code.endswith(":") else "") + "\n"
 
 
-@pytest.mark.timeout(300)  # mypy reads all sources: 15 s of processor time, so it runs once
+@pytest.mark.timeout(600)  # mypy reads all sources: 15 s of processor time, so it runs once
 def test_mypy_knows_the_types_of_results_finds_mistakes_and_accepts_the_documents(tmp_path: Path) -> None:
     for block in [block for document in DOCUMENTS for block in python_blocks(document)]:
         if not block.code.startswith("import ray\n"):  # its decorators have no static types
@@ -207,14 +207,14 @@ def check_with_pyright(lines: list[str], directory: Path) -> list[str]:
     return said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_pyright_knows_the_same_types(tmp_path: Path) -> None:
     said = check_with_pyright([f"reveal_type({expression})" for expression in SHOWN], tmp_path)
     types = [re.sub(r"(\w+\.)+", "", shown) for shown in SHOWN.values()]
     assert [each.partition('" is "')[2].removesuffix('"') for each in said] == types
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
     mistakes = {
         'trainers.step.call("x")': 'parameter "batch" of type "int"',
@@ -233,7 +233,7 @@ def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
     ] == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_editors_show_an_endpoints_signature_and_docstring(tmp_path: Path) -> None:
     documented = PROGRAM.replace(
         "def step(self, batch: int) -> float:\n",

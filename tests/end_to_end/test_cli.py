@@ -94,7 +94,7 @@ def test_why_names_the_rank_that_others_have_waited_for(
     procs.stop().get()
 
 
-@pytest.mark.timeout(400)  # commands take half a minute each on a busy machine
+@pytest.mark.timeout(900)  # commands take half a minute each on a busy machine
 def test_lost_ranks_are_shown_with_their_reason(
     job: ProcessJob, meshgate: Any, hosts: Any, faults_of: FaultsOf
 ) -> None:

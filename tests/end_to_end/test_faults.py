@@ -216,7 +216,7 @@ def test_a_dead_engine_is_reported_and_the_job_goes_on() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_hosts_survive_undeliverable_messages_to_a_dead_engine() -> None:
     """By default Monarch tries to deliver a message for 30 s, to return it for 30 s, and then ends the host."""
     with ProcessJob({"workers": 1}) as job:

@@ -16,7 +16,7 @@ import pytest
 from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 PROGRAM = """
 import sys
 from meshgate import ProcessJob

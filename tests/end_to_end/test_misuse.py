@@ -16,7 +16,7 @@ from tests.end_to_end.actors import Worker
 from tests.end_to_end.conftest import FaultsOf
 from tests.end_to_end.test_code_recovery import host_processes
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 PROMPT = 20.0  # seconds: it takes 3 on an idle machine, and Monarch's own timeouts are 30 or more
 
 

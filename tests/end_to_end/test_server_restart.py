@@ -21,7 +21,7 @@ pytestmark = pytest.mark.any_release
 
 CALLS = 300
 KILLS = 3
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 
 def children_of(pid: int) -> set[int]:

@@ -17,7 +17,7 @@ from tests.ports import free_port
 from tests.worker_image.host_process import IDENTITY
 from tests.worker_image.host_process import Worker as HostProcess
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 PROMPT = 30.0  # seconds; after 60, Monarch gives up waiting for an answer
 BY_IDENTITY = not version("torchmonarch").startswith("0.7")
 

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.kubernetes)
-            item.add_marker(pytest.mark.timeout(400))  # includes waiting for the cluster
+            item.add_marker(pytest.mark.timeout(900))  # includes waiting for the cluster
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.slurm)
-            item.add_marker(pytest.mark.timeout(400))  # includes waiting for the disturbed node
+            item.add_marker(pytest.mark.timeout(900))  # includes waiting for the disturbed node
 
 
 @pytest.fixture(scope="module", autouse=True)

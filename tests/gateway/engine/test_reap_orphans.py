@@ -20,7 +20,7 @@ def reap_orphans(*addresses: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=3 * DEADLINE, check=False)
 
 
-@pytest.mark.timeout(300)  # Monarch starts five times, one after the other
+@pytest.mark.timeout(600)  # Monarch starts five times, one after the other
 def test_what_a_dead_client_left_is_killed_and_its_hosts_stay_usable() -> None:
     with tempfile.TemporaryDirectory(prefix="mg_") as directory:
         workers = [Worker(f"ipc://{directory}/{rank}") for rank in range(2)]

@@ -88,10 +88,11 @@ class RunProcess:
         return self.directory.record()
 
     def wait_printed(self, text: str) -> None:
+        """Waits for a whole line, because ``print`` may write the text and the end of the line separately."""
         deadline = time.monotonic() + DEADLINE
-        while text not in self.output:
-            assert time.monotonic() < deadline, f"{text!r} is not in {self.output!r}"
-            assert self.process.poll() is None, self.output
+        while text not in (output := self.output)[: output.rfind("\n") + 1]:
+            assert time.monotonic() < deadline, f"{text!r} is not in {output!r}"
+            assert self.process.poll() is None, output
             time.sleep(0.01)
 
     def wait_recorded(self, state: str) -> None:

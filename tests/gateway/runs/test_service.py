@@ -68,8 +68,9 @@ class Gateway:
         return base64.b64decode(self.get(f"/v1/runs/{name}/output?after={after}")["data"]).decode()
 
     def wait_printed(self, name: str, text: str) -> None:
+        """Waits for a whole line, because ``print`` may write the text and the end of the line separately."""
         deadline = time.monotonic() + DEADLINE
-        while text not in self.output(name):
+        while text not in self.output(name).rpartition("\n")[0]:
             assert time.monotonic() < deadline, self.output(name)
             time.sleep(0.02)
 

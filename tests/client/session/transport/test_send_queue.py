@@ -211,7 +211,6 @@ def test_the_last_message_never_blocks(queue: SendQueue, session: FakeSession) -
     take_all(queue)
 
 
-@pytest.mark.timeout(20)
 def test_a_message_that_does_not_wait_is_taken_behind_those_that_fill_the_queue(
     queue: SendQueue, session: FakeSession
 ) -> None:
@@ -236,7 +235,6 @@ class InterruptedSession(FakeSession):
         return super().__getattribute__(name)
 
 
-@pytest.mark.timeout(20)
 def test_a_message_put_while_its_own_thread_puts_one_does_not_block() -> None:
     session = InterruptedSession()
     queue = SendQueue(LIMIT, SMALL, session, consumer=threading.Thread())

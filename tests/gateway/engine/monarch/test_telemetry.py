@@ -67,7 +67,7 @@ INVALID = [
 ]
 
 
-@pytest.mark.timeout(300)  # Monarch, the dashboard and pyarrow start
+@pytest.mark.timeout(600)  # Monarch, the dashboard and pyarrow start
 def test_a_collector_answers_queries_that_only_read_and_leaves_no_socket(tmp_path: Path) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("secret\n1\n")
