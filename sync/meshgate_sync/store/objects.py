@@ -14,6 +14,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -228,6 +229,8 @@ class Assembly:
         self.missing: dict[bytes, dict[int, None]] = {}  # the offsets by digest; thousands may be of the same digest
         self._objects = objects
         self._path = path
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(path, 0o600)  # sealed by a process that ended before it could rename the file
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fresh = os.fstat(self._handle).st_size != file.size

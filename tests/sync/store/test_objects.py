@@ -110,6 +110,13 @@ def test_a_file_of_many_equal_pieces_is_assembled_in_linear_time(tmp_path: Path)
     assembly.close()
 
 
+def test_an_unfinished_file_that_was_sealed_before_a_crash_can_be_written_to(tmp_path: Path) -> None:
+    """Root could write to it in any case."""
+    (tmp_path / "file").touch(0o444)
+    Assembly(cast("Objects", None), str(tmp_path / "file"), File((Piece(b"same", 1),))).close()
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
 def test_only_new_pieces_are_fetched(host: Host, content: Content) -> None:
     first = content.tree(MODEL)
     host.sync(first)
