@@ -39,7 +39,9 @@ CLUSTERS = {  # marker: the variable that names the cluster
     "docker": "DOCKER_HOST",
 }
 # Variables of the user's shell or of a git hook that would change what programs do in tests, and those that tests need.
-SET_ASIDE = re.compile(r"(GIT|HYPERACTOR|KT|MESHGATE|MONARCH|SLURM)_.*|KUBERNETES_SERVICE_HOST|(?i:.*_proxy)")
+SET_ASIDE = re.compile(
+    r"(GIT|HYPERACTOR|KT|MESHGATE|MONARCH|SLURM)_.*|KUBERNETES_SERVICE_HOST|(FORCE|NO)_COLOR|(?i:.*_proxy)"
+)
 KEPT = re.compile(r"MESHGATE_TEST_.*|MESHGATE_.*_(IMAGE|UP)|SLURM_CONF")
 SLURM_COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 UNASKED = """#!/bin/sh

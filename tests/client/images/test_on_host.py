@@ -45,7 +45,7 @@ def log(tmp_path: Path, *letters: str) -> Image:
     """An image whose steps each append a letter to a file."""
     image = Image()
     for letter in letters:
-        image = image.run_bash(f"echo {letter} >> {tmp_path}/log")
+        image = image.run_bash(f"echo {letter} >> '{tmp_path}/log'")
     return image
 
 
@@ -99,7 +99,7 @@ def test_a_step_whose_predecessor_is_missing_does_not_run(home: Path, tmp_path: 
 
 
 def test_a_step_sees_the_variables_of_earlier_steps(home: Path, tmp_path: Path) -> None:
-    run_all(home, Image().set_env_vars({"A": "$HOME x"}).run_bash(f'echo "$A" > {tmp_path}/log'))
+    run_all(home, Image().set_env_vars({"A": "$HOME x"}).run_bash(f'echo "$A" > "{tmp_path}/log"'))
     assert (tmp_path / "log").read_text() == "$HOME x\n"
 
 

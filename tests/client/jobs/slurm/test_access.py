@@ -185,7 +185,8 @@ class Submitting(ThisMachine):
     def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
         assert "meshgate_slurm.login start" in command
         reply = shlex.quote(f"{MARK}{JOB.model_dump_json()}")
-        keep = f"cat > {self.received}.new; mv {self.received}.new {self.received}"
+        received = shlex.quote(str(self.received))
+        keep = f"cat > {received}.new; mv {received}.new {received}"
         return super().submit(f"read r; echo {reply}; {keep}; exit {self.code}", request, confirm)
 
 
