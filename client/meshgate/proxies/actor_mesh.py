@@ -92,8 +92,7 @@ class ActorMeshProxy(MeshProxy):
             message = "Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"
             return FutureProxy.failed(NotImplementedError(message))
         require_string(reason, "the reason")
-        self._client.mark_stopped(self._object, reason)
-        return self._request_stop("stop", reason)
+        return self._request_stop("stop", reason, mark=reason)
 
     @property
     def initialized(self) -> FutureProxy[None]:

@@ -89,7 +89,7 @@ class ProxyFactory:
     def port(self, address: str, rank: int | None, once: bool) -> Port[Any]:
         remote = self._session.objects.create("port", "", "a port that an endpoint returned")
         header = Adopt(object=remote.number, kind="port", address=address)
-        self._session.post(header, stream=stream_of(remote.number))
+        self._session.post(header, stream=stream_of(remote.number), waits=False)
         return Port(self._session, remote, release=True)
 
     def _adopt(
@@ -109,7 +109,7 @@ class ProxyFactory:
             buffers = (*buffers, handle.reference)
         else:
             remote = self._session.objects.adopt(handle.object, kind, name, parents)
-        self._session.post(header, buffers, stream=stream_of(remote.number))
+        self._session.post(header, buffers, stream=stream_of(remote.number), waits=False)
         return OwnedObject(self._session, remote, shape, release=True)
 
 
@@ -278,10 +278,9 @@ class Channel(Generic[R]):
         if name:
             require_name(name)
         remote = client.objects.create("port", name, "Channel.open()")
-        inbox = client.open_inbox(remote.number, name)
+        inbox = client.open_inbox(remote.number, name, OpenChannel(object=remote.number, once=once, name=name))
         port: Port[Any] = Port(client, remote, release=False)
         receiver: PortReceiver[Any] = PortReceiver(client, inbox)
-        client.post(OpenChannel(object=remote.number, once=once, name=name), stream=stream_of(remote.number))
         if not name:
             weakref.finalize(inbox, client.release, remote.number).atexit = False
         return port, receiver

@@ -136,8 +136,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         if not self._can_stop:
             return FutureProxy.failed(ValueError("ProcMesh is not owned; must be stopped by an owner"))
         require_string(reason, "the reason")
-        self._client.mark_stopped(self._object, reason)
-        return self._request_stop("stop", reason)
+        return self._request_stop("stop", reason, mark=reason)
 
     @property
     def initialized(self) -> FutureProxy[Literal[True]]:
@@ -295,9 +294,8 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
             raise RuntimeError(f"cannot {verb} {self!r}, which is a slice of a host mesh: {verb} the whole mesh")
         if self._is_reference:
             raise RuntimeError(f"cannot {verb} `HostMesh` that is a reference instead of owned: {verb} the original")
-        if shutdown:
-            self._client.mark_stopped(self._object, "the hosts were shut down")
-        return self._request_stop(verb.replace(" ", ""), f"{verb} by client", shutdown=shutdown)
+        mark = "the hosts were shut down" if shutdown else ""
+        return self._request_stop(verb.replace(" ", ""), f"{verb} by client", mark=mark, shutdown=shutdown)
 
     @property
     def initialized(self) -> FutureProxy[Literal[True]]:

@@ -106,7 +106,8 @@ class MeshProxy(ShapedMesh, RemoteReference):
     def _can_stop(self) -> bool:
         return self._is_whole and not self._is_reference
 
-    def _request_stop(self, operation: str, reason: str, *, shutdown: bool = False) -> FutureProxy[None]:
+    def _request_stop(self, operation: str, reason: str, *, mark: str, shutdown: bool = False) -> FutureProxy[None]:
+        """``mark``: why the mesh cannot be used from now on; empty if it can."""
         ack = PendingAck(self._object, f"{self._name}.{operation}")
         self._client.request(
             ack,
@@ -114,6 +115,8 @@ class MeshProxy(ShapedMesh, RemoteReference):
             stream=self._stream,
             even_if_failed=True,
         )
+        if mark:  # only now: a program whose Ctrl-C has interrupted the request can make it again
+            self._client.mark_stopped(self._object, mark)
         return ack.future
 
     def _as_argument(self, session: ClientSession) -> Argument:

@@ -114,7 +114,11 @@ class ReadMarks:
     def _mark(self) -> None:
         if not self._pending:
             self._pending = True
-            self._due()
+            try:
+                self._due()
+            except BaseException:  # Ctrl-C: the next mark makes it due
+                self._pending = False
+                raise
 
     def take(self) -> Read | None:
         """What was marked since the last time. For the connection's thread."""

@@ -292,9 +292,11 @@ class Future(SeenAsMonarchs, Generic[R]):
         return bool(self._reads)
 
     def _ensure_started(self) -> None:
-        start, self._start = self._start, None
+        start = self._start
         if start is not None:
-            start(self)
+            if not self._settled:
+                start(self)
+            self._start = None  # only now: if Ctrl-C has interrupted the start, the next use starts again
 
     def _copy_when_settled(self, loop: asyncio.AbstractEventLoop, observed: asyncio.Future[R]) -> None:
         arrival: asyncio.Future[None] = loop.create_future()
@@ -425,8 +427,9 @@ class FutureProxy(Future[R]):
     __slots__ = ()
 
     def __init__(self, start: Callable[[FutureProxy[R]], None] | None = None, *, call: Awaited | None = None) -> None:
-        """``start(future)``, if given, is called at the first use of the future and must cause it to be settled.
-        ``call`` says, until then, what it waits for."""
+        """``start(future)``, if given, is called at the first use of the future and must cause it to be settled. It is
+        called again if that use was interrupted, and may be by two threads at once. ``call`` says, until then, what it
+        waits for."""
         self._start = start
         self._call = call
         self._reads = []
@@ -469,7 +472,7 @@ class FutureProxy(Future[R]):
                 log.exception("a callback of a result that has arrived failed: %r", wake)
 
     def start_with(self, start: Callable[[FutureProxy[R]], None]) -> None:
-        """``start(future)`` is called at the first use of the future and must cause it to be settled."""
+        """As with the ``start`` of the constructor."""
         self._start = start
 
     def when_read(self, observed: Callable[[], object]) -> None:

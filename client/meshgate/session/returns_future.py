@@ -58,15 +58,13 @@ class _BodyFuture(FutureProxy[R]):
         return self._settled
 
     def get(self, timeout: float | None = None) -> R:
-        if self._start is None:
+        if self._close_unstarted.detach() is None:  # another observer runs the body, or has run it
             if self._thread == threading.get_ident() and not self._settled and timeout is None:
                 raise RuntimeError(
                     "get() would never return: this thread runs the body of the future, which cannot continue "
                     "meanwhile. Do not call it in a signal handler that interrupts the body, or in the body"
                 )
             return super().get(timeout)
-        self._start = None
-        self._close_unstarted.detach()
         if asyncio._get_running_loop() is None:
             self._run(timeout)
         else:  # a second loop cannot run in this thread
@@ -77,7 +75,8 @@ class _BodyFuture(FutureProxy[R]):
 
     def _begin(self) -> None:
         """Runs the body as a task of the running loop or, without one, on a thread of its own."""
-        self._close_unstarted.detach()
+        if self._close_unstarted.detach() is None:
+            return
         loop = asyncio._get_running_loop()
         if loop is None:
             threading.Thread(target=self._run, args=(None,), name="meshgate-returns-future", daemon=True).start()

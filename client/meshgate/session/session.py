@@ -45,6 +45,7 @@ from meshgate_wire.messages import (
     EndSession,
     Failure,
     Fetch,
+    OpenChannel,
     PortMessage,
     Read,
     Resume,
@@ -162,10 +163,11 @@ class ClientSession:
 
     # --- requests
 
-    def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
-        """Sends a request that has no reply. Raises the error that ended the session."""
+    def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int, waits: bool = True) -> None:
+        """Sends a request that has no reply. Raises the error that ended the session. ``waits``: for space in the
+        queue, which the use of a future may not do."""
         self._follow_caller()
-        self._connection.post(header, buffers, stream=stream)
+        self._connection.post(header, buffers, stream=stream, waits=waits)
 
     def request(
         self,
@@ -230,8 +232,9 @@ class ClientSession:
         """The reference that replaces a proxy or a port in an argument; None for anything else."""
         return value._as_argument(self) if isinstance(value, RemoteReference) else None
 
-    def open_inbox(self, number: int, name: str = "") -> Inbox:
-        """The inbox for the messages of channel ``number``. One with a name lives as long as the session."""
+    def open_inbox(self, number: int, name: str = "", header: OpenChannel | None = None) -> Inbox:
+        """The inbox for the messages of channel ``number``, which ``header`` opens unless it exists. One with a name
+        lives as long as the session."""
         if name in self._kept_inboxes:
             raise ValueError(f"this session has a channel {name!r}; choose another name")
         inbox = Inbox(
@@ -241,9 +244,11 @@ class ClientSession:
             waited_for=self._waited_for,
         )
         self._dispatcher.inboxes[number] = inbox
-        if name:
-            self._kept_inboxes[name] = inbox
         self._connection.set_manual_credit(stream_of(number))
+        if header is not None:
+            self.post(header, stream=stream_of(number))
+        if name:  # last: if Ctrl-C has interrupted the post, the name is not taken
+            self._kept_inboxes[name] = inbox
         return inbox
 
     # --- objects
@@ -302,15 +307,15 @@ class ClientSession:
 
     def start_detaching(self, name: str) -> tuple[FutureProxy[Any], FutureProxy[Any]]:
         """As ``detach``. The first future settles once the gateway has noted it, the second is that of ``detach``."""
-        self.detached = name
-        if self._marks is None:
-            try:
-                ack = self._post_detach(name, self._watch_returns())
-            except BaseException:  # Ctrl-C, too: the next attempt is the first
+        before, first = self.detached, self._marks is None
+        self.detached = name  # before the gateway answers
+        try:
+            ack = self._post_detach(name, self._watch_returns() if first else None)
+        except BaseException:  # Ctrl-C, too: the next attempt is the first
+            self.detached = before
+            if first:
                 self._forget_returns()
-                raise
-        else:
-            ack = self._post_detach(name)
+            raise
         returned = self._returned
         return ack.future, ack.future if returned is None or returned.future.done() else returned.future
 
@@ -371,12 +376,13 @@ class ClientSession:
         call.canceller = self
         self.calls.restore(number, call)
         self._marks.watch_call(number, call.futures())
-        started: list[bool] = []
+        fetched = False
 
         def fetch(_: object) -> None:
-            if not started:
-                started.append(True)
-                self.post(Fetch(calls=(number,)), stream=CONTROL_STREAM)
+            nonlocal fetched
+            if not fetched:  # one message is enough for all futures, and a second one does no harm
+                self.post(Fetch(calls=(number,)), stream=CONTROL_STREAM, waits=False)
+                fetched = True
 
         for future in call.futures():
             future.start_with(fetch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,12 +18,31 @@ from typing import Any
 import pytest
 
 from meshgate.errors import CallCancelledError
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client, ProxyFactory
+from meshgate.serialization.unpickling import MeshHandle
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.futures import FutureProxy
+from meshgate.session.pending_calls import PendingStream, PendingValue
 from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.connection_thread import ConnectionThread
+from meshgate.shapes.shape import Extent
 from meshgate.testing import NetworkProxy
-from meshgate_wire.messages import Call, CancelCall, Failed, Failure, Values, stream_of
+from meshgate_wire.messages import (
+    Adopt,
+    Call,
+    CancelCall,
+    Configure,
+    Detach,
+    Done,
+    Failed,
+    Failure,
+    Fetch,
+    OpenChannel,
+    Release,
+    Stop,
+    Values,
+    stream_of,
+)
 from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 from tests.waiting import wait_for
@@ -151,28 +171,105 @@ def small_queue(gateway: ScriptedGateway) -> Iterator[tuple[NetworkProxy, Client
         yield proxy, client, one
 
 
+@contextmanager
+def full_queue(proxy: NetworkProxy, client: Client) -> Iterator[None]:
+    """In the block there is no connection, and no space in the queue."""
+    proxy.refuse()
+    wait_for(lambda: not client._connection.connected, "the cut")
+    for _ in range(3000):
+        client._connection.post(Configure(stream_output=True), stream=0, waits=False)
+    session, gate = client._connection._session, client._connection._queue._small_gate
+    limit = client.settings.queue_limit
+    wait_for(lambda: session.queued_small_bytes > limit and not gate.is_open, "a full queue")
+    try:
+        yield
+    finally:
+        proxy.accept()
+
+
 @pytest.mark.timeout(60)
 def test_a_cancellation_without_a_connection_is_sent_once_later_however_much_waits(gateway: ScriptedGateway) -> None:
     with small_queue(gateway) as (proxy, client, one):
         hold_calls(gateway)
-        proxy.refuse()
-        wait_for(lambda: not client._connection.connected, "the cut")
-        sent: list[FutureProxy[int]] = []
-        full = threading.Event()
-
-        def fill() -> None:
-            while not full.is_set():
-                sent.append(one.add.call_one(1))
-
-        filling = threading.Thread(target=fill)
-        filling.start()
-        wait_for(lambda: not client._connection._queue._small_gate.is_open, "a full queue")
-        full.set()
-        assert all(sent[0].cancel() for _ in range(2))
-        proxy.accept()
-        filling.join()
+        call = one.add.call_one(1)
+        with full_queue(proxy, client):
+            assert all(call.cancel() for _ in range(2))
         wait_for(lambda: gateway.got(CancelCall), "the cancellation")
         assert [header.cancelled for header in gateway.got(CancelCall)] == [gateway.got(Call)[0].call]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("make", "sent"),
+    [
+        (lambda client, hosts: hosts.shutdown().get(timeout=20), Stop),
+        (lambda client, hosts: client.detach("training").get(timeout=20), Detach),
+        (lambda client, hosts: Channel.open(client=client, name="losses"), OpenChannel),
+    ],
+    ids=["shutdown", "detach", "channel"],
+)
+def test_a_request_that_ctrl_c_has_interrupted_while_it_waited_for_space_can_be_made_again(
+    gateway: ScriptedGateway, make: Callable[[Client, Any], object], sent: type
+) -> None:
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    with small_queue(gateway) as (proxy, client, _):
+        hosts = client.attach_hosts("workers", 2)
+        hosts.initialized.get(timeout=20)
+        waiting = client._connection._queue._small_gate._waiting
+        with full_queue(proxy, client), ctrl_c_when(lambda: bool(waiting)), pytest.raises(KeyboardInterrupt):
+            make(client, hosts)
+        assert (client.detached, hosts._owned.remote.stopped, gateway.got(sent)) == ("", "", [])
+        make(client, hosts)
+        wait_for(lambda: gateway.got(sent), "the request")
+
+
+@pytest.mark.timeout(60)
+def test_the_use_of_a_future_does_not_wait_for_space(gateway: ScriptedGateway) -> None:
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    gateway.on[Fetch] = lambda session, header, _: session.send(Values(call=header.calls[0]), pickle.dumps(5))
+    with small_queue(gateway) as (proxy, client, one):
+        client.detach("training").get(timeout=20)
+        call = PendingValue(one._object, "counters.add")
+        client.restore_call(10**6, call)
+        with full_queue(proxy, client):
+            assert not call.future.done()  # asks for the result
+            with pytest.raises(TimeoutError):
+                call.future.get(timeout=0)
+            port = ProxyFactory(client).port("some address", None, False)  # as what reads a result does
+            hosts = ProxyFactory(client).hosts(MeshHandle(-1), Extent(["hosts"], [2]).region)
+        assert call.future.get(timeout=20) == 5
+        assert len(gateway.got(Fetch)) == 1
+        wait_for(lambda: len(gateway.got(Adopt)) == 2, "what was read")
+        del port, hosts
+
+
+def test_a_result_whose_request_was_interrupted_is_requested_again(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    client.detach("training").get(timeout=20)
+    call = PendingStream(1, "counters.add", 2)
+    client.restore_call(10**6, call)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConnectionThread, "post", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call.futures()[0].get()
+    assert not any(future.done() for future in call.futures())
+    client.detach("training").get(timeout=20)  # behind it
+    assert gateway.got(Fetch) == [Fetch(calls=(10**6,))]
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.timeout(60)
+def test_what_was_released_is_sent_while_the_queue_is_full(gateway: ScriptedGateway) -> None:
+    with small_queue(gateway) as (proxy, client, _):
+        with full_queue(proxy, client):
+            client._connection._released.append((7, ()))  # as release() does, before the connection thread looks
+            client.post_released()
+        wait_for(lambda: gateway.got(Release) == [Release(objects=(7,))], "the release")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -54,6 +54,22 @@ def test_one_message_is_due_for_many_marks(marks: ReadMarks, due: list[int]) -> 
     assert marks.take() == Read(output=13)
 
 
+def test_after_an_interrupted_mark_the_next_one_is_due() -> None:
+    due: list[int] = []
+
+    def interrupted() -> None:
+        due.append(1)
+        if len(due) == 1:
+            raise KeyboardInterrupt
+
+    marks = ReadMarks(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        marks.call_read(1)
+    marks.call_read(2)
+    assert len(due) == 2
+    assert marks.take() == Read(calls=(1, 2))
+
+
 def delivered(marks: ReadMarks, *numbers: int) -> list[FutureProxy[int]]:
     """The futures of messages that have arrived on channel 4."""
     futures: list[FutureProxy[int]] = []

@@ -471,6 +471,30 @@ def test_start_is_called_once_at_the_first_use() -> None:
     assert started == [future]
 
 
+def test_a_start_that_was_interrupted_is_made_again_at_the_next_use() -> None:
+    started: list[object] = []
+
+    def start(future: FutureProxy[int]) -> None:
+        started.append(future)
+        if len(started) == 1:
+            raise KeyboardInterrupt
+        future.settle(lambda: 1)
+
+    future = FutureProxy(start=start)
+    with pytest.raises(KeyboardInterrupt):
+        future.done()
+    assert future.get(timeout=0) == 1
+    assert started == [future, future]
+
+
+def test_a_future_that_is_settled_before_its_first_use_is_not_started() -> None:
+    started: list[object] = []
+    future: FutureProxy[int] = FutureProxy(start=started.append)
+    future.settle(lambda: 1)
+    assert future.get(timeout=0) == 1
+    assert started == []
+
+
 async def _await(future: FutureProxy[int]) -> int:
     return await future
 

@@ -171,3 +171,25 @@ def test_a_body_that_waits_for_itself_raises() -> None:
 
     futures = [itself()]
     assert futures[0].get(timeout=10) == "raised"
+
+
+def test_a_body_whose_start_was_interrupted_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    @returns_future
+    async def body() -> int:
+        started.append(1)
+        return 5
+
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    future = body()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            future.when_settled(lambda: None)
+    assert [future.get(timeout=20), len(started)] == [5, 1]

@@ -467,9 +467,16 @@ def test_after_an_interruption_while_detach_is_posted_the_next_one_is_the_first(
             client.detach("training")
     assert not list(client.calls)
     assert (client._dispatcher.marks, client._dispatcher.returns) == (None, None)
+    assert not client.detached
     client.detach("training").get(timeout=20)
     assert client._dispatcher.marks is not None
     assert not list(client.calls)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConnectionThread, "post", interrupted)
+        with pytest.raises(interruption):
+            client.detach("other")
+    assert client.detached == "training"
+    assert client._dispatcher.marks is not None
 
 
 def test_the_gateway_notes_that_a_session_is_detached_before_results_have_been_sent_back(

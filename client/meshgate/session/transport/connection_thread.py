@@ -229,9 +229,10 @@ class ConnectionThread:
         self._wake()
 
     def post_released(self) -> None:
-        """Queues what was released so far before all that is posted from now on."""
+        """Queues what was released so far before all that is posted from now on. Never blocks: a Ctrl-C would lose what
+        has been taken."""
         for header, stream in self._take_released(len(self._released)):
-            self.post(header, stream=stream)
+            self.post(header, stream=stream, waits=False)
 
     def _take_released(self, most: int) -> Iterator[tuple[Release, int]]:
         """The messages that release the first ``most`` objects, with their streams. Thread-safe."""
