@@ -47,7 +47,8 @@ def main() -> None:
             raise SystemExit(f"{job.error}\n{job.output}".strip())
         try:
             description = Path(job.directory) / "job.json"
-            write_private(description, job.model_dump_json())
+            here = job.model_copy(update={"cluster": os.environ.get("SLURM_CLUSTER_NAME", "")})
+            write_private(description, here.model_dump_json())
             code = _run(shlex.split(sys.argv[1]), {JOB_FILE: str(description)})
         finally:
             end_gateway(job)

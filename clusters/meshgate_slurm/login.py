@@ -145,8 +145,9 @@ def _submit(text: str) -> BaseModel:
 
 
 def _recorded(reply: RunningSlurmJob | Rejected, spec: SlurmSpec, cluster: str) -> RunningSlurmJob | Rejected:
-    """Records the job. If that fails, ends it."""
+    """Records the job, with its cluster. If that fails, ends it."""
     if isinstance(reply, RunningSlurmJob):
+        reply = reply.model_copy(update={"cluster": cluster})
         try:
             record_job(reply, spec, cluster)
         except BaseException:

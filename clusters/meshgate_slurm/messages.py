@@ -52,10 +52,11 @@ class RunningSlurmJob(_Model):
     """What a client needs to find a job again. ``host`` is the machine of its gateway, ``socket`` a unix socket there,
     ``pid`` and ``started`` identify the gateway's process. A job with its gateway on its first node has none of
     them, and ``directory`` is where that gateway leaves its address. A batch job, whose gateway only its own client
-    uses, has no ``token`` either."""
+    uses, has no ``token`` either. Clusters number their jobs alike: ``cluster`` is Slurm's ``ClusterName``."""
 
     apply_id: ApplyId
     job_id: int
+    cluster: str = ""
     host: str
     directory: str
     socket: str

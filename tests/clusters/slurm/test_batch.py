@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -35,12 +36,14 @@ CLIENT = "print('the client runs', flush=True); input()"
 def test_a_job_that_slurm_ends_leaves_neither_gateway_nor_files(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BATCH, shlex.join([sys.executable, "-c", CLIENT])]
     spec = SlurmSpec(meshes={"workers": 1}).model_dump_json()
-    environment = {**os.environ, SPEC: spec, "SLURM_JOB_ID": "7", "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, SPEC: spec, "SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a", "TMPDIR": str(tmp_path)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, text=True, env=environment, stdin=pipe, stdout=pipe) as batch:
         assert batch.stdout is not None
         assert batch.stdout.readline() == "the client runs\n"
-        assert sorted(path.name for path in tmp_path.glob("meshgate-*/job/*")) == ["job.json", "token"]
+        description, token = sorted(tmp_path.glob("meshgate-*/job/*"))
+        assert (description.name, token.name) == ("job.json", "token")
+        assert json.loads(description.read_bytes())["cluster"] == "a"
         batch.send_signal(signal.SIGTERM)
         output, _ = batch.communicate(timeout=TIMEOUT)
     assert (batch.returncode, output) == (128 + signal.SIGTERM, "the gateway has ended\n")

@@ -25,6 +25,7 @@ from meshgate_slurm.messages import (
     BatchRequest,
     Ended,
     GatewayState,
+    RecordedJob,
     Rejected,
     RunningSlurmJob,
     StartRequest,
@@ -91,9 +92,15 @@ def confirm(printed: str) -> bool:
 
 
 def test_a_job_that_its_client_confirms_is_kept(tmp_path: Path, calls: Path) -> None:
-    assert run_submission(SUBMIT, request(tmp_path), confirm, DEADLINE).returncode == 0
+    ran = run_submission(SUBMIT, request(tmp_path), confirm, DEADLINE)
+    assert ran.returncode == 0
     assert calls.read_text() == "sbatch 0\n"
     assert recorded(tmp_path) == ["0.json"]
+    job = read_answer(ran.stdout, RunningSlurmJob)
+    assert isinstance(job, RunningSlurmJob)
+    assert (job.job_id, job.cluster) == (0, "local")
+    record = RecordedJob.model_validate_json((tmp_path / ".meshgate/slurm/jobs/local/0.json").read_bytes())
+    assert record.job == job
 
 
 def recorded(home: Path) -> list[str]:

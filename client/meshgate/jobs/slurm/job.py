@@ -323,8 +323,8 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
 
     def _surrounds(self) -> bool:
         """Whether this program is the client of this very job, which it then uses without the login node."""
-        surrounding = surrounding_job()
-        return surrounding is not None and self._job is not None and self._job.job_id == surrounding.job_id
+        here, job = surrounding_job(), self._job
+        return here is not None and job is not None and (job.cluster, job.job_id) == (here.cluster, here.job_id)
 
     def _is_running(self) -> bool:
         if self._job is None:

@@ -119,34 +119,34 @@ def access(monkeypatch: pytest.MonkeyPatch) -> RecordedAccess:
     return recorded
 
 
-def job_of(number: int, **arguments: Any) -> SlurmJob:
+def job_of(number: int, cluster: str = "a", **arguments: Any) -> SlurmJob:
     job = SlurmJob({"workers": 2}, **arguments)
-    job._job, job._apply_id, job._status = running(number), "0123abcd", "running"
+    job._job, job._apply_id, job._status = running(number, cluster), "0123abcd", "running"
     return job
 
 
-def running(number: int) -> RunningSlurmJob:
+def running(number: int, cluster: str) -> RunningSlurmJob:
     return RunningSlurmJob(
-        apply_id="0123abcd", job_id=number, host="login", directory="/d", socket="/s", pid=1, started="1", token="t",
-        meshes={"workers": 2}, log_dir="/l",
+        apply_id="0123abcd", job_id=number, cluster=cluster, host="login", directory="/d", socket="/s", pid=1,
+        started="1", token="t", meshes={"workers": 2}, log_dir="/l",
     )  # fmt: skip
 
 
 @pytest.fixture
 def in_job_7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test runs as the client of batch job 7."""
-    (tmp_path / "job.json").write_text(running(7).model_dump_json())
+    """The test runs as the client of batch job 7 of cluster a."""
+    (tmp_path / "job.json").write_text(running(7, "a").model_dump_json())
     monkeypatch.setenv(JOB_FILE, str(tmp_path / "job.json"))
 
 
 @pytest.mark.usefixtures("in_job_7")
 def test_a_program_in_a_job_ends_other_jobs_but_not_its_own(access: RecordedAccess) -> None:
-    access.running = {7, 8}
-    for number, ends in ((7, False), (8, True)):
-        job = job_of(number, login="me@login")
+    for number, cluster, ends in ((7, "a", False), (8, "a", True), (7, "b", True)):
+        access.running = {number}
+        job = job_of(number, cluster, login="me@login")
         assert job._ends_when_killed is ends
         job.kill()
-    assert access.running == {7}
+        assert bool(access.running) is not ends
 
 
 @pytest.mark.usefixtures("in_job_7")
@@ -159,7 +159,8 @@ def test_a_program_in_a_job_reaches_other_jobs_by_their_own_way(
     here = str(job_of(7)._find_access())
     for arguments in ({"login": "me@login"}, {"gateway_url": "wss://gateway"}):
         assert str(job_of(7, **arguments)._find_access()) == here
-        assert str(job_of(8, **arguments)._find_access()) != here
+        for number, cluster in ((8, "a"), (7, "b")):
+            assert str(job_of(number, cluster, **arguments)._find_access()) != here
 
 
 class RecordedReaper:
