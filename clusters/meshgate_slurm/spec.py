@@ -102,7 +102,7 @@ class SlurmSpec(BaseModel):
     env: dict[str, str] = {}
     lease: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULT_LEASE
     idle_timeout: Seconds = DEFAULT_IDLE_TIMEOUT
-    warn_before: Seconds = DEFAULT_WARN_BEFORE
+    warn_before: Seconds | None = None  # DEFAULT_WARN_BEFORE, or half of a shorter time limit
 
     @property
     def nodes(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import re
 import socket
 import time
@@ -376,12 +377,12 @@ class SlurmHosts:
             self._failed = f"{self._status.describe_end()}{tails}"
 
     def _warn_of_time_limit(self, status: JobStatus) -> None:
-        if status.end_time is None or not self._spec.warn_before or self._warned_for == status.end_time:
+        before = self._spec.warn_before
+        if status.end_time is None or before == 0 or self._warned_for == status.end_time:
             return
         left = status.end_time - time.time()
-        before = self._spec.warn_before
-        if before == DEFAULT_WARN_BEFORE and status.time_limit:  # the user has chosen nothing else
-            before = min(before, 60 * status.time_limit / 2)
+        if before is None:
+            before = min(DEFAULT_WARN_BEFORE, 60 * (status.time_limit or math.inf) / 2)
         if 0 < left <= before:
             self._warned_for = status.end_time  # a limit that is raised brings another warning
             clock = time.strftime("%H:%M:%S", time.localtime(status.end_time))

@@ -20,7 +20,7 @@ from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd
 from meshgate_gateway.hosts.slurm import SlurmHosts, Worker, Workers
 from meshgate_gateway.supervisor.supervisor import Kept
 from meshgate_slurm.commands import Unreachable
-from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
 from meshgate_slurm.status import JobStatus
 
 DEADLINE = 60.0
@@ -345,6 +345,14 @@ def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
         assert await watched.ends.get() is not None
 
     check(test)
+
+
+def test_the_default_in_seconds_holds_for_a_short_job_that_asks_for_it() -> None:
+    async def test(watched: Watched) -> None:
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + 590, time_limit=10)
+        assert await watched.ends.get() is not None
+
+    check(test, warn_before=DEFAULT_WARN_BEFORE)
 
 
 def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended() -> None:

@@ -56,7 +56,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
     shows why. Ctrl-C there ends the wait, and a second one cancels the job. In a ``with`` block the job is cancelled
     when the block or this process ends. Otherwise it ends ``idle_timeout`` seconds (1800; 0: never) after its last
     session; ``lease`` is how long (14400) a session waits for a driver that has disconnected. ``warn_before`` seconds
-    (600, which stands for half of a time limit below 20 minutes; 0: never) before the time limit, a line is printed.
+    (600, or half of a time limit below 20 minutes; 0: never) before the time limit, a line is printed.
     Each process sees its part of the node's GPUs (``CUDA_VISIBLE_DEVICES``), or with ``split_gpus=False`` all of them.
     With ``detached``, which may be a name for the session, a session keeps running for its lease when its driver
     leaves, also at the end of a ``with`` block, and ``attach`` takes it over.
