@@ -51,6 +51,7 @@ STANDARD_OUTPUT = 1
 DETACHED = "detached from the process that started it"
 DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer ends the gateway
 JOB_END_GRACE = 2.0
+AFTER_JOB_END = 1800.0  # seconds after its last session until a gateway without a job ends, whatever idle_timeout is
 NOT_AWAITED = "the program that started it has not waited for it"  # and knows no job that it could end
 HOSTS_TIMEOUT = 3600.0  # seconds for which missing hosts postpone an idle shutdown
 
@@ -194,7 +195,8 @@ async def _wait_for_shutdown(
         on_detach=on_detach,
         idle_timeout=settings.idle_timeout,
         first_session=settings.first_session,
-        job_end=nodes.wait_ended if nodes is not None and slurm is not None and slurm.within else None,
+        job_end=nodes.wait_ended if nodes is not None else None,
+        outlives_job=slurm is not None and not slurm.within,
         hosts_timeout=None if slurm is not None else HOSTS_TIMEOUT,  # a job may be in the queue for days
     )
 
@@ -422,27 +424,34 @@ async def wait_for_shutdown(
     first_session: float = 0,
     hosts_timeout: float | None = HOSTS_TIMEOUT,
     job_end: Callable[[], Awaitable[str]] | None = None,
+    outlives_job: bool = False,
 ) -> Shutdown:
     """Waits for a reason to shut down, such as ``requested``. ``idle_timeout`` 0: never because of idleness;
     ``first_session``: see ``wait_idle``. ``on_detach`` is called if the process that started this gateway detaches it.
     ``hosts_timeout``: the seconds for which missing hosts postpone an idle shutdown, None for as long as they are
-    missing. ``job_end`` waits for the end of the job in which this gateway runs, and returns the reason."""
+    missing. ``job_end`` waits for the end of this gateway's Slurm job, and returns the reason. A gateway that
+    ``outlives_job`` then serves its sessions to their end, and answers for a while."""
     if lifetime_fd is not None:
         _watch_lifetime(lifetime_fd, requested, on_detach)
     others: list[asyncio.Task[Shutdown]] = []
     if idle_timeout:
         others.append(asyncio.create_task(wait_idle(sessions, hosts, idle_timeout, first_session, hosts_timeout)))
     if job_end is not None:
-        others.append(asyncio.create_task(_wait_job_ended(job_end)))
+        unused = functools.partial(wait_idle, sessions, hosts, AFTER_JOB_END) if outlives_job else None
+        others.append(asyncio.create_task(_wait_job_ended(job_end, unused)))
     done, _ = await asyncio.wait([requested, *others], return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
     return done.pop().result()
 
 
-async def _wait_job_ended(job_end: Callable[[], Awaitable[str]]) -> Shutdown:
+async def _wait_job_ended(
+    job_end: Callable[[], Awaitable[str]], unused: Callable[[], Awaitable[Shutdown]] | None
+) -> Shutdown:
     reason = await job_end()
     await asyncio.sleep(JOB_END_GRACE)  # for sessions to report the losses of their hosts
+    if unused is not None:
+        await unused()
     return Shutdown(reason)
 
 

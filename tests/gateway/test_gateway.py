@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshgate_gateway.gateway import (
+    AFTER_JOB_END,
     HOSTS_TIMEOUT,
     JOB_END_GRACE,
     NOT_AWAITED,
@@ -165,11 +166,26 @@ def test_a_gateway_that_had_a_session_waits_for_the_idle_time_only() -> None:
     run_in_virtual_time(test())
 
 
-def test_the_end_of_the_surrounding_job_leaves_time_to_report_it() -> None:
-    async def job_end() -> str:
-        await asyncio.sleep(5)
-        return "Slurm ended job 7: TIMEOUT"
+async def job_end() -> str:
+    await asyncio.sleep(5)
+    return "Slurm ended job 7: TIMEOUT"
 
+
+def test_a_gateway_outlives_its_job_for_a_limited_time() -> None:
+    async def test() -> None:
+        loop, activity = asyncio.get_running_loop(), Activity()
+        activity.set_idle_since(None)
+        loop.call_at(500, activity.set_idle_since, 500.0)
+        options = {"lifetime_fd": None, "on_detach": lambda: None, "idle_timeout": 0, "job_end": job_end}
+        hosts, requested = LateHosts(0), loop.create_future()
+        shutdown = await wait_for_shutdown(activity, hosts, requested, **options, outlives_job=True)  # type: ignore[arg-type]
+        assert shutdown == Shutdown("Slurm ended job 7: TIMEOUT")
+        assert loop.time() == pytest.approx(500 + AFTER_JOB_END)
+
+    run_in_virtual_time(test())
+
+
+def test_the_end_of_the_surrounding_job_leaves_time_to_report_it() -> None:
     async def test() -> None:
         requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
         options = {"lifetime_fd": None, "on_detach": lambda: None, "idle_timeout": 0, "job_end": job_end}
