@@ -182,6 +182,12 @@ def pickled_by_value(obj: Any) -> bool:
     return any(module.__name__ == name or module.__name__.startswith(f"{name}.") for name in registered)
 
 
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """As cloudpickle does, but with the name of the file, which cloudpickle 3.1.3 replaces by ``<dynamic-code>``."""
+    make, arguments = by_value._code_reduce(code)
+    return make, (*arguments[:10], code.co_filename, *arguments[11:])
+
+
 class _NeedsReferences(Exception):
     """The value contains a proxy, so it must be pickled with persistent ids."""
 
@@ -228,9 +234,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def _reduce_version_bound(self, obj: Any, kind: type) -> tuple[Any, ...] | None:
-        """Reduces what another version of Python could not read."""
-        if kind is types.CodeType and self._as_source is not None:
-            return self._as_source.reduce_code(obj)
+        """Reduces what another version of Python could not read, and code, whose tracebacks must name its file."""
+        if kind is types.CodeType:
+            return self._as_source.reduce_code(obj) if self._as_source is not None else _reduce_code(obj)
         if kind is typing.ForwardRef and self._as_source is not None:  # contains the code of its text
             return kind, (obj.__forward_arg__,)
         if kind.__module__ == "pathlib._local":  # the name of this module on Python 3.13 only

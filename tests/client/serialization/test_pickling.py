@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import cloudpickle.cloudpickle as by_value
 import monarch.actor
 import numpy as np
 import pytest
@@ -357,6 +358,21 @@ def test_tracebacks_on_a_worker_show_the_source_of_the_script(tmp_path: Path) ->
         stdin=data,
     )
     assert b"# this line is shown" in output
+
+
+def test_code_keeps_the_name_of_its_file_with_every_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = by_value._code_reduce
+
+    def reduce_as_3_1_3(code: types.CodeType) -> tuple[Any, ...]:
+        make, arguments = real(code)
+        return make, tuple("<dynamic-code>" if each == code.co_filename else each for each in arguments)
+
+    monkeypatch.setattr(by_value, "_code_reduce", reduce_as_3_1_3)
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def step():\n    return (lambda: 1)", "train.py", "exec"), script)
+    step = received(dumps(script["step"]))
+    assert [code.co_filename for code in (step.__code__, step().__code__)] == ["train.py", "train.py"]
+    assert step()() == 1
 
 
 def test_a_class_of_a_module_is_pickled_by_name() -> None:

@@ -14,6 +14,7 @@ import operator
 import pickle
 import pkgutil
 import threading
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -172,9 +173,18 @@ def dumps_with_objects(value: Any, objects: Sequence[Any]) -> bytes:
 # --- from workers -------------------------------------------------------------------------------------------
 
 
-def replace_loads() -> None:
-    """Call it before Monarch is imported."""
+def change_cloudpickle() -> None:
+    """Replaces ``loads`` by one that can leave pickles unopened, and pickles code with the name of its file. Call it
+    before Monarch is imported."""
     cloudpickle.loads = cloudpickle.cloudpickle.loads = _loads_or_bytes
+    cloudpickle.Pickler.dispatch_table[types.CodeType] = _reduce_code
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """As cloudpickle does, but with the name of the file, which cloudpickle 3.1.3 replaces by ``<dynamic-code>``. By
+    that name, ``meshgate stacks`` leaves out the frames of meshgate."""
+    make, arguments = cloudpickle.cloudpickle._code_reduce(code)
+    return make, (*arguments[:10], code.co_filename, *arguments[11:])
 
 
 def undecoded(message: Any) -> tuple[bytes | memoryview, tuple[Any, ...]]:

@@ -40,8 +40,8 @@ from meshgate_gateway.engine.monarch.pickles import (
     ForwardItem,
     ForwardWithTrace,
     OnProcess,
+    change_cloudpickle,
     dumps_with_objects,
-    replace_loads,
     undecoded,
 )
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
@@ -214,7 +214,7 @@ class Client:
     def __init__(self, transport: str | None, on_fault: OnFault) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        replace_loads()
+        change_cloudpickle()
         import monarch.actor as api  # noqa: PLC0415 - Monarch reads the environment when it is imported
         from monarch import config  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor import actor, buffers, mailbox  # noqa: PLC0415

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any
 
+import cloudpickle
+import cloudpickle.cloudpickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +52,21 @@ def test_out_of_band_buffers_and_objects_are_put_in_place() -> None:
 def test_objects_replace_persistent_ids() -> None:
     persistent = b"\x80\x05K\x01Q."  # the object of persistent id 1
     assert pickle.loads(pickle.dumps(Forward([persistent], (), ["mesh a", "mesh b"]))) == "mesh b"
+
+
+def test_code_keeps_the_name_of_its_file_with_every_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reduce_as_3_1_3(code: CodeType) -> tuple[Any, ...]:
+        make, arguments = real(code)
+        return make, tuple("<dynamic-code>" if each == code.co_filename else each for each in arguments)
+
+    real = cloudpickle.cloudpickle._code_reduce
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_code_reduce", reduce_as_3_1_3)
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, reduce_as_3_1_3)
+    for module in (cloudpickle, cloudpickle.cloudpickle):
+        monkeypatch.setattr(module, "loads", module.loads)  # put back afterwards
+    pickles.change_cloudpickle()
+    here = test_code_keeps_the_name_of_its_file_with_every_cloudpickle.__code__
+    assert pickle.loads(cloudpickle.dumps(here)) == here
 
 
 @pytest.fixture(scope="module")
