@@ -101,7 +101,7 @@ app = typer.Typer(
     help="""Show and end meshgate jobs, on this machine or in a cluster.
 
     JOB is the beginning of a job's id, a job file, or with -n the name of a job in that namespace. Without it, commands
-    use the job saved in this directory, or the only one on this machine.
+    other than submit and exec use the job saved in this directory, or the only one on this machine.
 
     Exit codes: 0 success, 1 failure, 2 invalid arguments, 3 no such job, 130 interrupted.""",
 )

@@ -73,7 +73,7 @@ class ActorMeshProxy(MeshProxy):
             return ". The class was defined again since this mesh was spawned: spawn a mesh of the new one"
         if (hint := restart_hint(Class)) and source_defines(Class, attr):
             return hint
-        meant = did_you_mean(attr, (*endpoints, *dir(type(self))))
+        meant = did_you_mean(attr, endpoints) or did_you_mean(attr, dir(type(self)))
         if not endpoints:
             return meant or ", because no method of the class has the decorator @endpoint"
         listed = f"{meant or '.'} Its endpoints: {names_text(endpoints)}"

@@ -268,10 +268,11 @@ def use_in_call(
                     f"{label} sends one message, but the values of {name} have {extent}. Nothing was sent. Pass the "
                     "value of one rank, with slice(); or .all(), to send all values together"
                 )
+            ranks = shape.extent if shape.extent.labels else "one rank"
             raise ValueError(
-                f"{label} runs on {shape.extent}, but the values of {name} have {extent}. Nothing was sent. Pass a "
-                "part of the same extent with slice(); one rank, whose value all get; or .all(), to pass all values to "
-                "each rank"
+                f"{label} runs on {ranks}, but the values of {name} have {extent}. Nothing was sent. Pass a part of "
+                "the same extent with slice(); one rank, whose value all get; or .all(), to pass all values to each "
+                "rank"
             )
         session.objects.named_on(argument.ref.object, stream)
 

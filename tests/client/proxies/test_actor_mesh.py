@@ -61,6 +61,17 @@ def test_a_wrong_endpoint_is_answered_with_those_that_exist(mesh: Any, name: str
     assert caught.value.obj is None  # Python would repeat the suggestion
 
 
+class Stepper(Actor):
+    @endpoint
+    def step(self) -> None: ...
+
+
+def test_an_endpoint_is_suggested_before_a_method_of_the_mesh(procs: ProcMeshProxy) -> None:
+    mesh: Any = procs.spawn("steppers", Stepper)
+    with pytest.raises(AttributeError, match=r"no endpoint 'stpe'\. Did you mean 'step'\? Its endpoints: step$"):
+        _ = mesh.stpe  # as similar to "stop"
+
+
 class Undecorated(Actor):
     rate = 3
 

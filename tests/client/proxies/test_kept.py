@@ -104,6 +104,10 @@ def test_values_that_do_not_fit_are_refused_before_anything_is_sent(gateway: Scr
     kept = mesh.echo.keep(1)
     with pytest.raises(ValueError, match=r"counters\.echo runs on \{gpus: 2\}, but the values of counters\.echo\.keep"):
         mesh.slice(hosts=0).echo.call(kept)
+    with pytest.raises(
+        ValueError, match=r"counters\.echo runs on one rank, but .* have \{hosts: 2, gpus: 2\}\. Nothing"
+    ):
+        mesh.slice(hosts=0, gpus=0).echo.call(kept)
     with pytest.raises(ValueError, match=r"\{hosts: 2, gpus: 2\}, but .* have \{gpus: 2\}\. Nothing was sent"):
         mesh._procs.spawn("others", Counter, kept.slice(hosts=0))
     mesh.echo.call(kept.slice(hosts=0, gpus=0)).get(TIMEOUT)  # one value for all

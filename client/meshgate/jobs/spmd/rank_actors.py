@@ -43,10 +43,15 @@ DRAIN_TIMEOUT = 5.0  # seconds for a process that left the group and still holds
 
 
 class Output:
-    """Reads one stream of the process to its end, and copies it to ``descriptor`` (-1: not shown) and to ``file``."""
+    """Reads one stream of the process to its end, and copies it to ``descriptor`` (-1: not shown) and to ``file``.
+
+    ``tail`` gets whole lines, so that those of the other stream, which another thread reads, do not mix with them.
+    ``unfinished`` is what follows the last one.
+    """
 
     def __init__(self, descriptor: int, file: str | None, tail: bytearray, lock: threading.Lock) -> None:
         self._descriptor, self._tail, self._lock = descriptor, tail, lock
+        self.unfinished = bytearray()
         self._file = open(file, "wb", buffering=0) if file is not None else None  # noqa: SIM115 - until _copy ends
         self.read_end, self.write_end = os.pipe()
         self._thread = threading.Thread(target=self._copy, name="meshgate-rank-output", daemon=True)
@@ -63,8 +68,10 @@ class Output:
             if self._file is not None:
                 self._file.write(data)
             with self._lock:
-                self._tail += data
-                del self._tail[:-TAIL_BYTES]
+                self.unfinished += data
+                end = self.unfinished.rfind(b"\n") + 1
+                self._tail += self.unfinished[:end]
+                del self.unfinished[: max(end, len(self.unfinished) - TAIL_BYTES)], self._tail[:-TAIL_BYTES]
             with contextlib.suppress(OSError):  # the session has ended, which ends this process too
                 while data and self._descriptor >= 0:
                     data = data[os.write(self._descriptor, data) :]
@@ -136,7 +143,8 @@ class RankProcess:
 
     def tail(self) -> str:
         with self._tail_lock:
-            return self._tail.decode(errors="replace")
+            tail = b"".join([self._tail, *(output.unfinished for output in self._outputs)])
+        return tail[-TAIL_BYTES:].decode(errors="replace")
 
     def _kill_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

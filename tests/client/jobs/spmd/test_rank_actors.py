@@ -185,8 +185,30 @@ def test_each_stream_goes_to_its_file_and_both_to_the_tail(tmp_path: Path) -> No
     assert process.wait() == 0
     assert (tmp_path / "stdout.log").read_text() == "out\n"
     assert (tmp_path / "stderr.log").read_text() == "err\n"
-    # The two pipes are read by two threads: print() writes a line and its end separately, so lines may mix.
-    assert sorted(process.tail()) == sorted("out\nerr\n")
+    assert sorted(process.tail().splitlines(keepends=True)) == ["err\n", "out\n"]
+
+
+PRINT_IN_PARTS = """
+import array, fcntl, os, sys, termios
+
+def wait_read(descriptor):
+    unread = array.array("i", [1])
+    while unread[0]:
+        fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+
+os.write(1, b"rank ")
+wait_read(1)
+os.write(2, b"ValueError: bad batch\\nlast")
+wait_read(2)
+os.write(1, b"3 of 4\\nbar")
+"""
+
+
+def test_the_tail_has_whole_lines_of_each_stream(tmp_path: Path) -> None:
+    """An exception is found by the lines of its traceback."""
+    process = start(PRINT_IN_PARTS, tmp_path, files=False)
+    process.wait()
+    assert sorted(process.tail().splitlines()) == ["ValueError: bad batch", "barlast", "rank 3 of 4"]
 
 
 def test_output_is_shown_as_it_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,11 +224,12 @@ def test_output_that_is_not_shown_is_kept_for_the_report(tmp_path: Path, capfd: 
     assert process.tail() == "hidden\n"
 
 
-def test_the_tail_is_bounded(tmp_path: Path) -> None:
-    process = start(f"print('x' * {5 * TAIL_BYTES}); print('end')", tmp_path, files=False)
+@pytest.mark.parametrize("end", ["end\n", "end"])
+def test_the_tail_is_bounded(end: str, tmp_path: Path) -> None:
+    process = start(f"print('x' * {5 * TAIL_BYTES}); print('y' * {5 * TAIL_BYTES}, end={end!r})", tmp_path, files=False)
     process.wait()
-    assert len(process.tail()) == TAIL_BYTES
-    assert process.tail().endswith("end\n")
+    assert process.tail() == ("y" * TAIL_BYTES + end)[-TAIL_BYTES:]
+    assert sum(len(output.unfinished) for output in process._outputs) <= TAIL_BYTES
 
 
 def test_stop_asks_with_sigterm_and_the_script_may_finish(tmp_path: Path) -> None:
