@@ -46,6 +46,10 @@ class AttachedCall:
             raise ValueError(f"{self.endpoint} was called with stream() and has {len(self.futures)} futures")
         return self.futures[0]
 
+    def __repr__(self) -> str:
+        tag = f", tag {self.tag!r}" if self.tag else ""
+        return f"<call {self.endpoint}: {self.state}, {self.age:.0f} s old at the attach{tag}>"
+
 
 @dataclass(frozen=True, slots=True)
 class AttachedSession:

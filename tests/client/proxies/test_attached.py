@@ -145,4 +145,6 @@ def test_calls_have_futures_and_lost_ones_an_error(client: Client) -> None:
     with pytest.raises(InvalidRequestError, match=r"the result of actors\.step is lost: too large"):
         lost.future.get()
     assert sorted(client.restored) == [1, 2]
+    assert repr(finished) == f"<call actors.step: finished, {finished.age:.0f} s old at the attach, tag 'step-1'>"
+    assert repr(lost) == f"<call actors.step: lost, {lost.age:.0f} s old at the attach>"
     assert repr(session) == "<session 'train': actors ['actors'], calls: 1 finished, 1 in flight, 1 lost>"
