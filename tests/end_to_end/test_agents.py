@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from meshgate import ProcessJob
+from meshgate.jobs.find import find_job
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.any_release
@@ -128,6 +130,9 @@ def test_new_actors_of_a_class_run_its_newest_code_in_processes_that_stay(tool: 
     again = tool(target="model:Model.step", kwargs={"batch": 3, "more": 1}, init={"rate": 2.0}, edit=[edit])
     assert values(again) == [6.0, 6.0]
     assert again["reload"]["modules"] == ["model"]  # the processes are those of the first call
+    nowhere = tool(target="others.step")["error"]["message"]
+    assert nowhere.startswith("no session has actors 'others'. Actors of each session: ")
+    assert "train: models, waiters" in nowhere
 
 
 def test_errors_are_data_and_the_next_call_works(tool: Any) -> None:
@@ -155,9 +160,29 @@ def test_a_call_that_takes_too_long_is_cancelled_and_its_ranks_are_free(tool: An
     assert "has no actors 'others'" in tool(target="others.step", session="train")["error"]["message"]
 
 
-def test_a_session_is_not_taken_from_a_program_that_holds_it(tool: Any, job_of_its_own: ProcessJob) -> None:
-    from meshgate.jobs.find import find_job
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_call_is_cancelled_and_its_ranks_are_free(
+    tool: Any, project: Path, job_of_its_own: ProcessJob, number: signal.Signals, code: int
+) -> None:
+    job = str(job_of_its_own.apply_id)
 
+    def waits() -> bool:
+        """For a second, by when the command has long begun to wait for the result."""
+        calls = [call for each in job_of_its_own.status().sessions for call in each.calls]
+        return any(call.age > 1.0 for call in calls)
+
+    command = subprocess.Popen([*MESHGATE, "call", "--job", job, "waiters.wait", "1e6"], cwd=project)
+    try:
+        wait_for(waits, "the call to be in flight")
+        command.send_signal(number)
+        assert command.wait() == code
+    finally:
+        command.kill()
+        command.wait()
+    assert values(tool(target="waiters.wait", args=[0], timeout=60)) == [None, None]
+
+
+def test_a_session_is_not_taken_from_a_program_that_holds_it(tool: Any, job_of_its_own: ProcessJob) -> None:
     other = find_job(str(job_of_its_own.apply_id))
     attached = other.attach("train", cached_path=None)
     refused = tool(target="models.step", args=[1])

@@ -228,7 +228,8 @@ def test_mcp_answers_with_what_a_job_does(job: ProcessJob, workers: Any) -> None
     command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
     lines = "".join(json.dumps(message) + "\n" for message in messages)
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
-    status, executed, unknown = (json.loads(line)["result"] for line in done.stdout.splitlines())
+    answers = sorted(map(json.loads, done.stdout.splitlines()), key=lambda answer: answer["id"])
+    status, executed, unknown = (answer["result"] for answer in answers)
     assert status["structuredContent"]["meshes"] == {"workers": 2}
     assert executed["structuredContent"]["results"][0]["stdout"] == "hello\n"
     assert unknown["isError"]

@@ -17,12 +17,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from meshgate.caller import theirs
 from meshgate.cli.agents.program import error_report
 from meshgate.cli.agents.run import Edits, make_edits
 from meshgate.cli.console import FAILED, AsJson, Namespace, emit
 from meshgate.cli.models import Called, ErrorReport, RankValue, Reload
 from meshgate.code_sync.project import driver_tree
-from meshgate.errors import JobError, MeshgateError
+from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo, choose_session
 from meshgate.jobs.trait import JobTrait
@@ -135,6 +136,9 @@ class _Work:
 
     def _choose(self, sessions: list[SessionInfo], wanted: str | None) -> SessionInfo:
         with_actors = [each for each in sessions if self.target.name in each.actors]
+        if wanted is None and not with_actors and sum(each.detached for each in sessions) > 1:
+            known = "; ".join(f"{each.name or each.id[:8]}: {', '.join(each.actors) or 'none'}" for each in sessions)
+            raise JobError(f"no session has actors {self.target.name!r}. Actors of each session: {known}")
         return choose_session(with_actors if wanted is None and with_actors else sessions, "", wanted)
 
     def _sync(self) -> tuple[int, str]:
@@ -159,12 +163,15 @@ class _Work:
             time.sleep(OUTPUT_GRACE)
 
     def _wait(self, result: Any) -> Any:
-        """The value of a call. Raises TimeoutError; the call is cancelled then: its result would not be read."""
+        """The value of a call. Raises TimeoutError, or what Ctrl-C or SIGTERM raise; the call is cancelled then: its
+        result would not be read."""
         try:
             return result.get(self.timeout)
-        except TimeoutError as error:
+        except (TimeoutError, KeyboardInterrupt, SystemExit) as error:
             result.cancel()
             result.exception(CANCEL_TIMEOUT)
+            if not isinstance(error, TimeoutError):
+                raise
             waited = str(error).removesuffix(CONTINUES)
             raise TimeoutError(
                 f"{waited}the call was cancelled: an async endpoint ends where it awaits, any other runs to its end "
@@ -232,10 +239,8 @@ def _run(work: _Work, session: str | None, *, take_over: bool) -> tuple[ErrorRep
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
             work.run(session, take_over=take_over)
-        except MeshgateError as failure:
-            error = error_report(failure.with_traceback(None))
         except Exception as failure:  # noqa: BLE001 - reported as data, whatever it is
-            error = error_report(failure)
+            error = error_report(failure.with_traceback(theirs(failure, Exception)))
         finally:
             with work.steps("leave"):
                 work.job._leave()

@@ -110,18 +110,26 @@ def run_program(
 
 
 def _wait(process: subprocess.Popen[bytes], timeout: float | None) -> bool:
-    """Whether the process has ended by itself. Otherwise it was ended."""
+    """Whether the process has ended by itself. Otherwise it was ended, as by SIGTERM, which raises SystemExit. Ctrl-C
+    in a terminal reaches both."""
     try:
         process.wait(timeout)
         return True
     except subprocess.TimeoutExpired:
-        process.terminate()
+        _end(process)
+        return False
+    except SystemExit:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
     try:
         process.wait(END_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    return False
 
 
 def _tail(path: Path) -> str:

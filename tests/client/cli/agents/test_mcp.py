@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from typer.testing import CliRunner
 from meshgate.cli.agents.mcp import TOOLS, Commands, Outcome, command_of, respond, serve
 from meshgate.cli.app import COMMANDS, app
 from meshgate_wire.handshake import SOFTWARE_VERSION
+from tests.waiting import wait_for
 
 
 def call(name: str, arguments: dict[str, Any], outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008
     parameters = {"name": name, "arguments": arguments}
     message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": parameters}
-    response = respond(message, lambda command: outcome)
+    response = respond(message, lambda number, command: outcome)
     assert response is not None
     return response
 
@@ -86,7 +88,7 @@ def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
 
 
 def test_tools_say_what_they_return_and_whether_they_change_anything() -> None:
-    listed = respond({"id": 1, "method": "tools/list"}, lambda command: Outcome(0, "", ""))
+    listed = respond({"id": 1, "method": "tools/list"}, lambda number, command: Outcome(0, "", ""))
     assert listed is not None
     tools = {tool["name"]: tool for tool in listed["result"]["tools"]}
     assert all(tool["outputSchema"]["type"] == "object" for tool in tools.values())
@@ -131,7 +133,7 @@ def test_messages_are_answered_in_order() -> None:
     ]
     target = io.StringIO()
     source = io.StringIO("".join(json.dumps(message) + "\n" for message in messages) + "not JSON\n")
-    serve(source, target, lambda command: Outcome(0, "{}", ""))
+    serve(source, target, Commands())
     greeting, tools, pong, unknown, *invalid = map(json.loads, target.getvalue().splitlines())
     assert greeting["result"]["protocolVersion"] == "2025-03-26"
     assert "meshgate why" in greeting["result"]["instructions"]
@@ -148,12 +150,17 @@ def test_the_server_runs_commands() -> None:
     assert json.loads(done.stdout)["result"]["structuredContent"]["jobs"] is not None
 
 
+def run_in(commands: Commands, *arguments: str) -> Outcome:
+    commands.expect(1)
+    return commands.run(1, list(arguments))
+
+
 def test_the_process_of_the_next_command_is_ready_before_it_and_ends_without_one() -> None:
     commands = Commands()
     commands.prepare()
     waiting = commands._next
     assert waiting is not None
-    outcome = commands.run(["version"])
+    outcome = run_in(commands, "version")
     assert (waiting.returncode, outcome.returncode, outcome.stdout.strip()) == (0, 0, SOFTWARE_VERSION)
     commands.prepare()
     waiting = commands._next
@@ -162,14 +169,86 @@ def test_the_process_of_the_next_command_is_ready_before_it_and_ends_without_one
     assert waiting.returncode == 0
 
 
+def test_a_process_exits_as_its_command_does() -> None:
+    commands = Commands()
+    failed, invalid = run_in(commands, "status", "f" * 36), run_in(commands, "status", "--nothing")
+    assert (failed.returncode, invalid.returncode) == (3, 2)
+    assert failed.stderr.startswith("meshgate: no job ")
+
+
 def test_after_a_command_in_a_cluster_the_next_process_has_what_it_needs() -> None:
     commands = Commands()
     for arguments, imported in ((["version"], False), (["version", "--namespace=a"], True), (["version"], True)):
-        commands.run(arguments)
+        run_in(commands, *arguments)
         commands.prepare()
         assert commands._next is not None
         assert ("meshgate.jobs.kubernetes" in str(commands._next.args)) is imported
     commands.close()
+
+
+class Server:
+    """``meshgate mcp`` as an agent's host sees it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def send(self, method: str, number: int | None = None, **parameters: Any) -> None:
+        request = {"method": method, "params": parameters, **({} if number is None else {"id": number})}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def call(self, number: int, name: str, **arguments: Any) -> None:
+        self.send("tools/call", number, name=name, arguments=arguments)
+
+    def next_answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def sleeper(started: Path) -> dict[str, str]:
+    write = f"pathlib.Path({str(started)!r}).write_text(str(os.getpid()))"
+    return {"code": f"import os, pathlib, time; {write}; time.sleep(600)"}
+
+
+def runs(pid: Path) -> bool:
+    return Path("/proc", pid.read_text(), "cmdline").exists()
+
+
+def test_a_host_reads_while_a_command_runs_and_cancels_it_and_those_that_wait(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with Server() as server:
+        server.call(1, "run", **sleeper(started))
+        wait_for(lambda: started.exists() and started.read_text(), "the program to run")
+        server.call(2, "run", code=f"open({str(tmp_path / 'second')!r}, 'w')")  # waits for the first
+        server.call(3, "ls")
+        assert server.next_answer()["id"] == 3
+        server.send("notifications/cancelled", requestId=2)
+        server.send("notifications/cancelled", requestId=1)
+        answers = [server.next_answer(), server.next_answer()]
+    assert [(each["id"], each["result"]["isError"]) for each in answers] == [(1, True), (2, True)]
+    assert "cancelled before it began" in str(answers[1])
+    assert not runs(started)
+    assert not (tmp_path / "second").exists()
+
+
+def test_the_end_of_the_server_ends_what_it_runs(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with Server() as server:
+        server.call(1, "run", **sleeper(started))
+        wait_for(lambda: started.exists() and started.read_text(), "the program to run")
+        server.process.terminate()
+        server.process.communicate()
+    assert not runs(started)
 
 
 def test_the_skill_names_commands_that_exist(run: CliRunner) -> None:
