@@ -165,6 +165,8 @@ def test_a_user_comes_back_to_a_job_with_a_token_alone(users: dict[str, User], j
     assert (code, f"{PRINTED} 1\n" in output) == (0, True), output
     assert alice.command("describe", "-n", alice.namespace, job)[0] == 0
     assert "train" in alice.command("sessions", "-n", alice.namespace, job)[1]
+    code, output = alice.command("doctor")
+    assert (code, f"which may use these: {alice.namespace}/{job}\n" in output) == (0, True), output
     ran = alice.runs("import meshgate.__main__", "exec", "-n", alice.namespace, job, "--", "hostname")
     assert "alices-workers-0" in ran
 

@@ -139,6 +139,31 @@ def test_what_would_reject_a_job_is_known_before_it_is_created(namespace: str) -
         assert_nothing_left(kubectl)
 
 
+def test_the_images_of_a_job_are_pulled_before_it_is_created(namespace: str, images: tuple[str, str]) -> None:
+    missing = "localhost/no-such-image:1"
+    with own_namespace(f"{namespace}-pulls") as kubectl:
+        found = check_cluster(None, kubectl.namespace, Compute(image=missing), images=True)
+        pulled, failed = (each for each in found if each.check == "images")
+        assert (pulled.outcome, pulled.text) == ("ok", f"the cluster can pull {images[0]}")
+        assert failed.outcome == "problem"
+        assert re.match(rf"{missing}: pod doctor-\w+-workers-image: (ErrImagePull|ImagePullBackOff): ", failed.text)
+        wait_for(lambda: kubectl("get", "pods", "-o", "name") == "", "the pods to be deleted")
+
+
+def test_an_interrupted_check_of_images_leaves_no_pods(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(pod: object) -> bool:
+        raise KeyboardInterrupt
+
+    with own_namespace(f"{namespace}-stopped") as kubectl:
+        monkeypatch.setattr("meshgate.doctor.images._was_pulled", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            list(check_cluster(None, kubectl.namespace, images=True))
+        monkeypatch.undo()
+        wait_for(lambda: kubectl("get", "pods", "-o", "name") == "", "the pods to be deleted")
+        events = kubectl("get", "events", "-o", "jsonpath={.items[*].involvedObject.name}")
+        assert "-gateway-image" in events  # there was one
+
+
 @pytest.mark.parametrize("asks", ["ResourceQuota", "LimitRange"])
 def test_cpus_are_a_limit_where_the_namespace_asks_for_one(namespace: str, asks: str) -> None:
     with own_namespace(f"{namespace}-{asks.lower()}") as kubectl:

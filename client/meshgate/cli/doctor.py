@@ -32,33 +32,41 @@ def diagnose(
     gpus: Annotated[int, typer.Option("--gpus", help="With -n: GPUs of each worker of the job.")] = 0,
     replicas: Annotated[int, typer.Option("--replicas", help="With -n: workers of the job.")] = 1,
     image: Annotated[str | None, typer.Option("--image", help="With -n: the image of the workers.")] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="With -n: also pull the images of the job, each by a pod that then ends.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check the way to a job's gateway, and say what to change.
 
     Also checks this machine and, with -n, the cluster: whether it would admit a job with such workers, and has nodes
-    for it. Creates nothing.
+    for it. Creates nothing in the cluster without --images.
 
     The gateway is that of JOB or, without it, of MESHGATE_URL. Exits with 1 if there is a problem.
     """
-    findings = list(_findings(job, namespace, watch, Compute(gpus=gpus, replicas=replicas, image=image)))
+    if images and (namespace is None or _behind_a_gateway(namespace)):
+        raise typer.BadParameter("--images needs -n, and a kubeconfig without MESHGATE_TOKEN")
+    compute = Compute(gpus=gpus, replicas=replicas, image=image)
+    findings = list(_findings(job, namespace, watch, compute, images=images))
     emit(Diagnosis(findings=findings), as_json, lambda console: _show(findings, console))
     if any(finding.outcome == "problem" for finding in findings):
         raise typer.Exit(1)
 
 
-def _findings(job: str | None, namespace: str | None, watch: float, compute: Compute) -> Iterator[Finding]:
+def _findings(
+    job: str | None, namespace: str | None, watch: float, compute: Compute, *, images: bool
+) -> Iterator[Finding]:
     yield from check_file_watches()
     url = os.environ.get("MESHGATE_URL")
     if namespace is not None and not _behind_a_gateway(namespace):
-        cluster = list(check_cluster(None, namespace, compute))
+        cluster = list(check_cluster(None, namespace, compute, images=images))
         yield from cluster
         if any(each.outcome == "problem" for each in cluster):
             return
     if job is not None:
         yield from check_gateway(find_job(job, namespace)._dialer(), watch)
     elif url:
-        yield from check_gateway(UrlDialer(url, _token()), watch)
+        yield from check_gateway(UrlDialer(url, _token()), watch, url)
 
 
 def _token() -> str:

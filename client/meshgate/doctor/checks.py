@@ -16,8 +16,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshgate.doctor.echo import Echo
+from meshgate.doctor.images import check_pulls
 from meshgate.errors import AuthenticationError, GatewayError, MeshgateError, VersionMismatchError
 from meshgate.jobs.kubernetes.compute import Compute
+from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer, Route
@@ -65,6 +67,7 @@ NBYTES = 4 * 2**20
 CONNECT_TIMEOUT = 15.0  # seconds
 TIMEOUT = 60.0  # seconds
 
+_PULLS_NEED = "ask for the permission to create, get and delete pods and to list events, or leave out --images"
 _REACH = "check the URL, and that the ingress routes to the job's gateway; for a port-forward, that the job runs"
 _UPGRADE = (
     "let the ingress forward websockets: nginx needs `proxy_http_version 1.1` and the headers Upgrade and Connection; "
@@ -76,9 +79,11 @@ _CUT = (
 )
 
 
-def check_cluster(kubeconfig: str | None, namespace: str, compute: Compute | None = None) -> Iterator[Finding]:
+def check_cluster(
+    kubeconfig: str | None, namespace: str, compute: Compute | None = None, *, images: bool = False
+) -> Iterator[Finding]:
     """Whether jobs can be started in ``namespace`` of the cluster that ``kubeconfig`` (None: as kubectl) selects.
-    ``compute`` describes the workers of such a job."""
+    ``compute`` describes the workers of such a job; ``images``: also pulls its images."""
     try:
         api = Api.from_kubeconfig(kubeconfig)
     except Unauthenticated as error:
@@ -102,6 +107,7 @@ def check_cluster(kubeconfig: str | None, namespace: str, compute: Compute | Non
     yield permissions
     if permissions.outcome == "ok":
         yield from _check_admission(api, spec)
+        yield from _check_images(api, spec) if images else ()
 
 
 def _check_permissions(api: Api, spec: JobSpec) -> Finding:
@@ -176,6 +182,23 @@ def _rehearse(api: Api, subject: str, obj: Object) -> tuple[Object, list[str]]:
         return obj, [f"{found.reason}: {found.message}"]
 
 
+def _check_images(api: Api, spec: JobSpec) -> Iterator[Finding]:
+    try:
+        found = check_pulls(api, resolve(api, spec))
+    except Forbidden as error:
+        yield problem("images", error, _PULLS_NEED)
+        return
+    except KubernetesError as error:
+        yield problem("images", error, f"change the job, or ask the administrator of {spec.namespace}")
+        return
+    for image, reason in found.items():
+        if reason:
+            remedy = "name an image that the cluster can pull, or the Secret of its registry (image_pull_secrets=)"
+            yield problem("images", f"{image}: {reason}", remedy)
+        else:
+            yield Finding(check="images", outcome="ok", text=f"the cluster can pull {image}")
+
+
 def _quotas(api: Api, namespace: str) -> list[Object]:
     try:
         return api.list_objects("ResourceQuota", namespace)[0]
@@ -246,11 +269,18 @@ class _CountingDialer:
         return str(self._dialer)
 
 
-def check_gateway(dialer: Dialer, watch: float = 0.0) -> Iterator[Finding]:
-    """Whether a session works through ``dialer``, and how well; then watches the connection for ``watch`` seconds."""
+def check_gateway(dialer: Dialer, watch: float = 0.0, url: str | None = None) -> Iterator[Finding]:
+    """Whether a session works through ``dialer``, and how well; then watches the connection for ``watch`` seconds.
+
+    ``url``: it is that of MESHGATE_URL, which may be that of a provisioning gateway.
+    """
     try:
         status = JobStatus.model_validate(request_json(dialer, "/v1/status"))
     except AuthenticationError as error:
+        if url is not None and (usable := _usable_jobs(url)) is not None:
+            text = f"{dialer} starts jobs, and knows this identity, which may use these: {usable}"
+            yield Finding(check="gateway", outcome="ok", text=text)
+            return
         yield problem("gateway", error, "set MESHGATE_TOKEN to the token of this job, or log in to the cluster again")
         return
     except VersionMismatchError as error:
@@ -272,6 +302,16 @@ def check_gateway(dialer: Dialer, watch: float = 0.0) -> Iterator[Finding]:
     with client:
         yield Finding(check="websocket", outcome="ok", text="a session can be opened")
         yield from _measure(client, status, counting, watch)
+
+
+def _usable_jobs(url: str) -> str | None:
+    """The jobs of a provisioning gateway that this caller may use; None if the gateway starts no jobs, or rejects the
+    caller as well."""
+    try:
+        jobs = RemoteGateway(url, None).list_jobs()
+    except MeshgateError:  # then the caller reports why the gateway itself rejected the request
+        return None
+    return ", ".join(f"{job.namespace}/{job.name}" for job in jobs) or "none"
 
 
 def _measure(client: Client, status: JobStatus, dialer: _CountingDialer, watch: float) -> Iterator[Finding]:

@@ -14,11 +14,16 @@ BAD = problem("websocket", "no [upgrade]", "let the ingress forward websockets")
 
 
 def test_problems_have_remedies_and_exit_with_1(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_findings", lambda *arguments: iter([OK, BAD]))
+    monkeypatch.setattr(doctor, "_findings", lambda *arguments, **options: iter([OK, BAD]))
     result = run.invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert result.output == "✓ gateway: answers\n✗ websocket: no [upgrade]\n    → let the ingress forward websockets\n"
     assert json.loads(run.invoke(app, ["doctor", "--json"]).output)["findings"][1]["outcome"] == "problem"
+
+
+def test_images_are_those_of_a_job_in_a_cluster(run: CliRunner) -> None:
+    result = run.invoke(app, ["doctor", "--images"])
+    assert (result.exit_code, "--images needs -n" in result.output) == (2, True), result.output
 
 
 def test_a_cluster_problem_ends_the_checks(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
