@@ -57,6 +57,7 @@ class World:
         self._finalizers = _finalizers()
         gc.disable()  # it would close sockets at points that depend on what ran before
         random.seed(self.chance.random())  # the client's jitter
+        self._patches.enter_context(mock.patch("gc.enable"))  # which a process calls once it has started
         for name in ("time.monotonic", "time.time"):
             self._patches.enter_context(mock.patch(name, self._time))
         self._patches.enter_context(mock.patch.object(socket.socket, "__init__", _tracked(socket.socket.__init__)))
