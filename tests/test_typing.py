@@ -137,6 +137,7 @@ DEFINED = {
     "code": TRAINER,
     "images": "job: KubernetesJob\n",
     "kept_values": (
+        "from typing import Any\n"
         "class Trainer(Actor):\n    @endpoint\n    def evaluate(self, data: list[int], rate: float) -> float:\n"
         "        return rate\n    @endpoint\n    async def open_queue(self) -> kt.Port[object]:\n"
         "        return kt.Channel[object].open()[0]\n"

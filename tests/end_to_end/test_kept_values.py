@@ -149,6 +149,57 @@ class Concurrent(Actor):
         return bytes([self.rank]) * size
 
 
+class Referrer(Actor):
+    """Uses references to values."""
+
+    def __init__(self, held: Any = None) -> None:
+        self.held = held
+
+    @endpoint
+    async def first_byte(self, reference: Any = None) -> Any:
+        return (await (reference if reference is not None else self.held))[0]
+
+    @endpoint
+    async def all_first_bytes(self, references: Any) -> list[Any]:
+        return [(await each)[0] for each in references.values()]
+
+    @endpoint
+    async def pass_on(self, reference: Any, others: Any) -> list[Any]:
+        """What actors that are called from here find."""
+        return list((await others.first_byte.call(reference)).values())
+
+    @endpoint
+    async def give_back(self, reference: Any) -> Any:
+        return reference
+
+    @endpoint
+    async def open(self) -> Any:
+        port, self.receiver = Channel.open()
+        return port
+
+    @endpoint
+    async def receive(self) -> Any:
+        return (await (await self.receiver.recv()))[0]
+
+
+class Blocking(Maker):
+    """Fetches in an endpoint that is not async."""
+
+    @endpoint
+    def first_byte(self, reference: Any) -> Any:
+        return reference.get()[0]
+
+    @endpoint
+    def is_this(self, reference: Any) -> bool:
+        return reference.get() is self.made
+
+    @endpoint
+    def make_unpicklable(self) -> Any:
+        import threading
+
+        return [threading.Lock()]
+
+
 class Receiver(Actor):
     @endpoint
     async def open(self) -> Any:
@@ -576,3 +627,95 @@ def test_stopping_processes_ends_a_delivery_to_them(hosts: Any) -> None:
     users.stop().get(TIMEOUT)
     with pytest.raises(MeshgateError):
         call.get(TIMEOUT / 2)
+
+
+@pytest.fixture(scope="module")
+def referrers(hosts: Any) -> Any:
+    return hosts.spawn_procs(per_host={"gpus": 2}, name="referring").spawn("referrers", Referrer)
+
+
+def test_actors_get_references_and_fetch_the_values(makers: Any, referrers: Any, hosts: Any) -> None:
+    made = makers.make.keep(10)
+    one = made.slice(hosts=1, gpus=0)
+    assert list(referrers.first_byte.call(made.ref()).get(TIMEOUT).values()) == [0, 1, 2, 3]
+    assert set(referrers.first_byte.call(one.ref()).get(TIMEOUT).values()) == {2}
+    assert list(
+        referrers.slice(hosts=0).first_byte.call(made.slice(gpus=1).rename(hosts="gpus").ref()).get(TIMEOUT).values()
+    ) == [1, 3]
+    assert referrers.all_first_bytes.call(made.all().ref()).get(TIMEOUT).get(3) == [0, 1, 2, 3]
+    assert referrers.first_byte.choose(made.ref()).get(TIMEOUT) in range(4)
+    held = hosts.spawn_procs(per_host={"gpus": 2}).spawn("held", Referrer, made.ref())
+    assert list(held.first_byte.call().get(TIMEOUT).values()) == [0, 1, 2, 3]
+    port = referrers.slice(hosts=0, gpus=0).open.call_one().get(TIMEOUT)
+    port.send(one.ref())
+    assert referrers.slice(hosts=0, gpus=0).receive.call_one().get(TIMEOUT) == 2
+
+
+def test_an_endpoint_that_is_not_async_fetches_and_the_process_itself_has_the_object(hosts: Any) -> None:
+    blocking = hosts.spawn_procs(per_host={"gpus": 2}, name="blocking").spawn("blocking", Blocking)
+    made = blocking.make.keep(10)
+    assert list(blocking.first_byte.call(made.ref()).get(TIMEOUT).values()) == [0, 1, 2, 3]
+    assert all(blocking.is_this.call(made.ref()).get(TIMEOUT).values())
+    assert set(blocking.first_byte.call(made.slice(hosts=1, gpus=1).ref()).get(TIMEOUT).values()) == {3}
+    locks = blocking.make_unpicklable.keep()
+    with pytest.raises(ActorError, match="cannot pickle"):
+        blocking.slice(hosts=0, gpus=0).first_byte.call_one(locks.slice(hosts=1, gpus=0).ref()).get(TIMEOUT)
+    assert counts(blocking) == {(2, 0)}
+
+
+def test_actors_pass_references_on_and_return_them(makers: Any, referrers: Any) -> None:
+    made = makers.make.keep(10)
+    others = referrers.slice(hosts=1)  # which do not wait for themselves
+    passing = referrers.slice(hosts=0, gpus=0)
+    assert passing.pass_on.call_one(made.slice(hosts=1, gpus=1).ref(), others).get(TIMEOUT) == [3, 3]
+    returned = referrers.give_back.call(made.ref()).get(TIMEOUT).values()
+    del made
+    gc.collect()
+    assert [each.get(TIMEOUT).item()[0] for each in returned] == [0, 1, 2, 3]
+    assert set(makers.add.call(returned[2], 40).get(TIMEOUT).values()) == {42}
+    del returned
+    gc.collect()
+    until(lambda: counts(makers) == {(0, 0)})
+
+
+def test_a_value_is_there_until_the_calls_with_references_have_ended_and_not_longer(
+    makers: Any, referrers: Any, hosts: Any
+) -> None:
+    for _ in range(50):
+        found = referrers.first_byte.call(makers.make.keep(10).ref())
+    assert list(found.get(TIMEOUT).values()) == [0, 1, 2, 3]
+    until(lambda: counts(makers) == {(0, 0)})
+    made = makers.make.keep(10)
+    held = hosts.spawn_procs(per_host={"gpus": 2}).spawn("held", Referrer, made.ref())
+    assert list(held.first_byte.call().get(TIMEOUT).values()) == [0, 1, 2, 3]
+    assert {
+        each["deliveries"] for each in held._procs.spawn("statistics", Maker).kept.call().get(TIMEOUT).values()
+    } == {0}
+    made.release()
+    until(lambda: counts(makers) == {(0, 0)})
+    with pytest.raises(ActorError, match=r"value of makers\.make\.keep\(\) on rank 0: it was released") as raised:
+        held.first_byte.call().get(TIMEOUT)
+    assert isinstance(raised.value.exception, RuntimeError)
+
+
+def test_a_reference_to_a_value_of_a_process_that_has_died_says_so(hosts: Any) -> None:
+    mortal = hosts.spawn_procs(per_host={"gpus": 2}, name="mortal").spawn("mortal", Maker)
+    made = mortal.make.keep(10)
+    held = hosts.spawn_procs(per_host={"gpus": 2}).spawn("held", Referrer, made.ref())
+    assert list(held.first_byte.call().get(TIMEOUT).values()) == [0, 1, 2, 3]
+    slow = mortal.slice(hosts=1, gpus=1).make_slow.keep(TIMEOUT)  # which takes as long to arrive
+    slow.info(TIMEOUT)
+    stuck = hosts.spawn_procs(name="stuck")
+    waiting = stuck.spawn("waiting", Referrer).slice(hosts=0).first_byte.call_one(slow.ref())
+    mortal.slice(hosts=1, gpus=1).die.broadcast()
+    dead = held.slice(hosts=1, gpus=1)
+    until(lambda: dead.first_byte.call_one().exception(TIMEOUT) is not None)
+    with pytest.raises(ActorError, match="the process that kept it has ended") as raised:
+        dead.first_byte.call_one().get(TIMEOUT)
+    lost: Any = raised.value.exception
+    assert isinstance(lost, ValueLostError)
+    assert (lost.call, lost.ranks) == ("mortal.make.keep()", (3,))
+    with pytest.raises(ActorError, match="has ended"):
+        waiting.get(TIMEOUT)
+    stuck.stop().get(TIMEOUT)
+    assert held.slice(hosts=0, gpus=0).first_byte.call_one().get(TIMEOUT) == 0

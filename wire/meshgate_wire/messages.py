@@ -59,6 +59,7 @@ class Argument(Model):
     kind: Literal["hosts", "procs", "actors", "port", "kept"]
     ref: MeshRef
     whole: bool = False  # of a kept mesh: every rank gets all its values, not the value of its own rank
+    reference: bool = False  # of a kept mesh: ranks get references in place of the values
 
 
 Arguments: TypeAlias = Annotated[tuple[Argument, ...], Field(fail_fast=True)]

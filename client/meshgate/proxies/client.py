@@ -25,6 +25,7 @@ from meshgate.errors import GatewayError, UnreadableResult
 from meshgate.monarch_classes import monarch_api
 from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_of
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy
+from meshgate.proxies.kept import KeptMesh, referred_values
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name
 from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
 from meshgate.serialization.pickling import dump_class, pickled_by_value
@@ -91,6 +92,9 @@ class ProxyFactory:
         header = Adopt(object=remote.number, kind="port", address=address)
         self._session.post(header, stream=stream_of(remote.number), waits=False)
         return Port(self._session, remote, release=True)
+
+    def kept(self, number: int, rank: int, label: str) -> KeptMesh[Any]:
+        return referred_values(self._session, number, rank, label)
 
     def _adopt(
         self,

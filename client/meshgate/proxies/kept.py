@@ -1,16 +1,18 @@
 """Values that stay in the cluster: ``KeptMesh``, which ``endpoint.keep()`` and ``put()`` return.
 
 A kept mesh names values in the processes of a mesh, one for each rank. As an argument, it travels as a reference: the
-gateway has the called processes get the values from those that keep them, before the call is sent to them.
+gateway has the called processes get the values from those that keep them, before the call is sent to them. With
+``ref()``, actors get references, which they can pass on, and return: here they become a kept mesh again.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from meshgate.errors import InvalidRequestError, UnpicklableArgument
+from meshgate.errors import InvalidRequestError, UnpicklableArgument, UnreadableResult
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name
 from meshgate.serialization.pickling import dumps_call
 from meshgate.session.futures import FutureProxy
@@ -18,7 +20,8 @@ from meshgate.session.objects import RemoteObject
 from meshgate.session.pending_calls import PendingValueMesh
 from meshgate.session.session import ClientSession, RemoteReference
 from meshgate.shapes.mesh_trait import ShapedMesh
-from meshgate.shapes.shape import Extent, Shape
+from meshgate.shapes.ndslice import Slice
+from meshgate.shapes.shape import Extent, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire.messages import Argument, MeshRef, NameKept, PutValue, ReadKept, stream_of
 
@@ -33,6 +36,7 @@ _ONLY_AS_ARGUMENT = (
     "a kept mesh can be an argument of endpoints, of actors' constructors and of put(), and in a message to a port. "
     "Fetch the values with .get(), or let an endpoint take them"
 )
+_held: weakref.WeakValueDictionary[tuple[str, int], OwnedValues] = weakref.WeakValueDictionary()  # with the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +116,18 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         found = [KeptInfo(**_renamed(described.get(owned.index(rank)))) for rank in self._shape.ranks()]
         return ValueMesh(self._shape, found)
 
-    def all(self) -> AllValues:
+    def all(self) -> PassedValues:
         """For an argument: every rank gets a ``ValueMesh`` of all values."""
-        return AllValues(self)
+        return PassedValues(self, whole=True)
+
+    def ref(self) -> PassedValues:
+        """For an argument: a rank gets a small reference in place of the value. The actor fetches the value with
+        ``reference.get()`` or ``await reference``, passes the reference to other actors of the session, or returns it
+        to the program, where it is a kept mesh of one rank. ``all().ref()`` passes references to all values.
+
+        A reference keeps nothing alive beyond the call that it was passed to: hold the mesh as long as actors use it.
+        """
+        return PassedValues(self, reference=True)
 
     def release(self) -> None:
         """Drops the values now, for all slices of the mesh. Calls that were made before still get them."""
@@ -183,19 +196,23 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         raise UnpicklableArgument(f"{self!r} cannot be pickled: {_ONLY_AS_ARGUMENT}")
 
 
-class AllValues(RemoteReference, _AnyArgument):  # type: ignore[misc]
-    """The values of a kept mesh, as one argument for each rank."""
+class PassedValues(RemoteReference, _AnyArgument):  # type: ignore[misc]
+    """The values of a kept mesh as an argument: all of them for each rank (``whole``), or as references, or both."""
 
     _not_for_workers = _ONLY_AS_ARGUMENT
 
-    def __init__(self, kept: KeptMesh[Any]) -> None:
-        self._kept = kept
+    def __init__(self, kept: KeptMesh[Any], *, whole: bool = False, reference: bool = False) -> None:
+        self._kept, self._how = kept, {"whole": whole, "reference": reference}
+
+    def ref(self) -> PassedValues:
+        """As ``KeptMesh.ref``."""
+        return PassedValues(self._kept, whole=self._how["whole"], reference=True)
 
     def _as_argument(self, session: ClientSession) -> Argument:
-        return self._kept._as_argument(session).model_copy(update={"whole": True})
+        return self._kept._as_argument(session).model_copy(update=self._how)
 
     def __repr__(self) -> str:
-        return f"{self._kept!r}.all()"
+        return f"{self._kept!r}{'.all()' * self._how['whole']}{'.ref()' * self._how['reference']}"
 
 
 def keep_results(mesh: MeshProxy, label: str, call: PendingValueMesh) -> KeptMesh[Any]:
@@ -205,7 +222,13 @@ def keep_results(mesh: MeshProxy, label: str, call: PendingValueMesh) -> KeptMes
     procs = mesh._owned.remote.parents[:1] if mesh._kind == "actors" else (mesh._object,)
     remote = mesh._client.objects.create("kept", label, label, procs or (mesh._object,))
     remote.streams = (mesh._stream,)
-    return KeptMesh(OwnedValues(mesh._client, remote, mesh._shape, call), mesh._shape)
+    return _hold(OwnedValues(mesh._client, remote, mesh._shape, call))
+
+
+def _hold(values: OwnedValues) -> KeptMesh[Any]:
+    """The mesh of ``values``, of which actors may return references."""
+    _held[values.session.session_id, values.remote.number] = values
+    return KeptMesh(values, values.shape)
 
 
 def find_values(client: ClientSession, remote: RemoteObject, shape: Shape) -> KeptMesh[Any]:
@@ -215,7 +238,21 @@ def find_values(client: ClientSession, remote: RemoteObject, shape: Shape) -> Ke
     client.request(call, lambda number: ReadKept(call=number, target=ref, describe=True), stream=stream)
     values = OwnedValues(client, remote, shape, call)
     values.finalizer.detach()
-    return KeptMesh(values, shape)
+    return _hold(values)
+
+
+def referred_values(client: ClientSession, number: int, rank: int, label: str) -> KeptMesh[Any]:
+    """The value that an actor has returned a reference to: that of object ``number`` on base ``rank``.
+
+    Raises ``UnreadableResult`` if the program has let go of it.
+    """
+    values = _held.get((client.session_id, number))
+    if values is None:
+        raise UnreadableResult(
+            f"the result contains a reference to a value of {label}, of which the program holds no kept mesh any more. "
+            "Hold it as long as actors use references to its values"
+        )
+    return KeptMesh(values, Region((), Slice(offset=rank, sizes=[], strides=[])).as_shape())
 
 
 def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:

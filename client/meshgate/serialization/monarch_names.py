@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from meshgate.actors import api
-from meshgate.errors import ActorError, SupervisionError, UnreadableResult
+from meshgate.errors import ActorError, SupervisionError, UnreadableResult, ValueLostError
 from meshgate.serialization.worker_expressions import WorkerExpression
 from meshgate.shapes.ndslice import Slice
 from meshgate.shapes.shape import Extent, Point, Region, Shape
@@ -89,6 +89,7 @@ _NATIVE = "monarch._rust_bindings.monarch_hyperactor"
 
 
 LOCAL_EQUIVALENTS: dict[tuple[str, str], Any] = {
+    ("_meshgate_kept", "ValueLostError"): ValueLostError,
     ("monarch._src.actor.actor_mesh", "Actor"): api.Actor,
     ("monarch._src.actor.actor_mesh", "ActorError"): ActorError,
     ("monarch._src.actor.actor_mesh", "Point"): Point,

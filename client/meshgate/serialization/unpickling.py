@@ -90,7 +90,7 @@ class RemoteException:
 
 
 class MakeProxy(Protocol):
-    """Makes proxies of the meshes and ports that an endpoint returned."""
+    """Makes proxies of the meshes, ports and references to kept values that an endpoint returned."""
 
     def hosts(self, handle: MeshHandle, region: Region) -> Any: ...
 
@@ -99,6 +99,8 @@ class MakeProxy(Protocol):
     def actors(self, handle: MeshHandle, Class: type, name: str, shape: Shape, procs: Any | None) -> Any: ...
 
     def port(self, address: str, rank: int | None, once: bool) -> Any: ...
+
+    def kept(self, number: int, rank: int, label: str) -> Any: ...
 
 
 def loads(
@@ -209,6 +211,7 @@ _METHODS = {
     ("monarch._src.actor.host_mesh", "HostMesh"): "_hosts",
     ("monarch._src.actor.proc_mesh", "ProcMesh"): "_procs",
     ("monarch._src.actor.actor_mesh", "ActorMesh"): "_actors",
+    ("_meshgate_kept", "KeptRef"): "_kept",
     ("cloudpickle.cloudpickle", "_builtin_type"): "_builtin_type",
     ("cloudpickle.cloudpickle", "_make_function"): "_make_function",
     ("cloudpickle.cloudpickle", "_function_setstate"): "_function_setstate",
@@ -316,6 +319,9 @@ class _Unpickler(pickle.Unpickler):
 
     def _port(self, port: PortAddress, rank: int | None) -> Any:
         return self._proxies().port(port.address, rank, port.once)
+
+    def _kept(self, number: int, position: int, rank: int, label: str) -> Any:
+        return self._proxies().kept(number, rank, label)
 
     # --- functions and classes pickled by value ----------------------------------------------------------
 

@@ -146,6 +146,7 @@ class Engine:
             reported=self._backlog.reported,
             late=self.notice,
             ask=self._memory.ask,
+            fetch_kept=self._fetch_kept,
         )
         self._connect_calls(monarch)
         self._connect_code(monarch, host)
@@ -402,6 +403,9 @@ class Engine:
 
     async def _dump_controllers(self) -> bytes:
         return await self._controllers.dump()
+
+    async def _fetch_kept(self, mesh: int, rank: int, number: int, at: int) -> bytes:
+        return await self._kept.fetch(mesh, rank, number, at)
 
     def _process_watched(self, mesh: int, rank: int) -> None:
         self._watching.connected(mesh, rank)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from meshgate.errors import ActorError, InvalidRequestError, UnpicklableArgument, ValueLostError
+from meshgate.errors import ActorError, InvalidRequestError, UnpicklableArgument, UnreadableResult, ValueLostError
 from meshgate.proxies.client import Channel, Client
 from meshgate.proxies.endpoints import send
 from meshgate.proxies.kept import KeptInfo, KeptMesh
@@ -97,6 +97,49 @@ def test_arguments_name_the_values_and_whether_all_are_passed(gateway: ScriptedG
     assert (by_rank.kind, by_rank.ref.object, by_rank.whole) == ("kept", kept._remote.number, False)
     assert (by_rank.ref.region.sizes, whole.whole) == ((2, 2), True)
     assert repr(kept.all()).endswith(">.all()")
+
+
+def test_arguments_say_whether_references_are_passed(gateway: ScriptedGateway, client: Client) -> None:
+    mesh = counters(client)
+    kept = mesh.echo.keep(1)
+    mesh.echo.call([kept.ref(), kept.all().ref(), kept.ref().ref()]).get(TIMEOUT)
+    found = [(each.kind, each.whole, each.reference) for each in gateway.got(Call)[-1].arguments]
+    assert found == [("kept", False, True), ("kept", True, True), ("kept", False, True)]
+    assert repr(kept.all().ref()).endswith(">.all().ref()")
+    with pytest.raises(ValueError, match=r"counters\.echo runs on \{gpus: 2\}, but the values of"):
+        mesh.slice(hosts=0).echo.call(kept.ref())
+    with pytest.raises(UnpicklableArgument):
+        pickle.dumps(kept.ref())
+
+
+def returning(gateway: ScriptedGateway, number: int) -> None:
+    """Endpoints return references to the values of object ``number``."""
+
+    def answer(session: ScriptedSession, header: Call, _: Sequence[Fragments]) -> None:
+        found = [b"c_meshgate_kept\nKeptRef\n(I%d\nI%d\nI%d\nVthe call\ntR." % (number, at, at) for at in range(4)]
+        session.send(Values(call=header.call), *found, stream=stream_of(header.target.object))
+
+    gateway.on[Call] = answer
+
+
+def test_references_that_actors_return_are_kept_meshes(gateway: ScriptedGateway, client: Client) -> None:
+    mesh = counters(client)
+    kept = mesh.echo.keep(1)
+    kept.info(TIMEOUT)
+    returning(gateway, kept._remote.number)
+    returned = mesh.echo.call(kept.ref()).get(TIMEOUT).values()
+    del kept
+    gc.collect()
+    assert [each.get(TIMEOUT).item() for each in returned] == [0, 1, 2, 3]
+    assert (returned[2].sizes, returned[2].info(TIMEOUT).item().shape) == ({}, (3, 4))
+    mesh.echo.broadcast(returned[3])
+    number = returned[0]._remote.number
+    assert not gateway.got(Release)
+    del returned
+    gc.collect()
+    wait_for(lambda: any(number in each.objects for each in gateway.got(Release)), "the values are released")
+    with pytest.raises(UnreadableResult, match="reference to a value of the call, of which the program holds no kept"):
+        mesh.echo.call(1).get(TIMEOUT).values()
 
 
 def test_values_that_do_not_fit_are_refused_before_anything_is_sent(gateway: ScriptedGateway, client: Client) -> None:

@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from monarch._src.actor.actor_mesh import ActorError as TheirActorError
 
-from meshgate.errors import ActorError, MeshgateError, UnreadableResult
+from meshgate.errors import ActorError, MeshgateError, UnreadableResult, ValueLostError
 from meshgate.serialization.monarch_names import ExceptionStandIn
 from meshgate.serialization.pickling import dump_class
 from meshgate.serialization.unpickling import MeshHandle, ReadingRules, loads, loads_exception
@@ -232,6 +232,24 @@ class Proxies:
 
     def port(self, address: str, rank: int | None, once: bool) -> Any:
         return self._make("port", address, rank, once)
+
+    def kept(self, number: int, rank: int, label: str) -> Any:
+        return self._make("kept", number, rank, label)
+
+
+@pytest.mark.parametrize("rules", [ReadingRules(), OTHER_PYTHON, DATA_ONLY])
+def test_references_to_kept_values_become_kept_meshes(rules: ReadingRules) -> None:
+    pickled = b"c_meshgate_kept\nKeptRef\n(I5\nI1\nI6\nVmakers.make.keep()\ntR."
+    assert loads(pickled, make_proxy=Proxies(), rules=rules) == ("kept", 5, 6, "makers.make.keep()")
+    with pytest.raises(UnreadableResult, match="supported in results of endpoints only"):
+        loads(pickled, rules=rules)
+
+
+def test_the_loss_of_a_value_that_an_actor_cannot_get_is_ours() -> None:
+    pickled = b"c_meshgate_kept\nValueLostError\n(Vkilled\ntR}(Vcall\nVmakers.make.keep()\nVranks\n(I1\ntub."
+    raised = loads_exception(pickled, rules=DATA_ONLY).exception
+    assert isinstance(raised, ValueLostError)
+    assert (str(raised), raised.call, raised.ranks) == ("killed", "makers.make.keep()", (1,))
 
 
 @pytest.fixture(scope="module")

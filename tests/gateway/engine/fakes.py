@@ -201,6 +201,9 @@ class FakeMonarch:
     def kept_argument(self, delivery: int, argument: int) -> Any:
         return ("take", delivery, argument)
 
+    def kept_reference(self, *arguments: Any) -> Any:
+        return ("refer", *arguments)
+
     def payload_at(self, payload: Any, position: int, region: Region) -> Any:
         return ("at", position, region.sizes, payload)
 

@@ -5,7 +5,10 @@ is spawned when the mesh of the process first keeps or uses one. Before a call w
 sent, these actors of the called processes get the values from those that keep them, in Monarch's messages, which do not
 pass the engine. The call then finds them in its own process. Until then it holds up its own stream only.
 
-A kept mesh lives until the client releases it, and longer while a call is getting its values. Values of which nothing
+Actors can have references to values, and fetch these (``on_worker/kept_references.py``).
+
+A kept mesh lives until the client releases it, and longer while a call is getting its values, or has references to
+them. Values of which nothing
 is known any more, because their call has failed on another rank, are dropped when they come.
 """
 
@@ -37,7 +40,7 @@ from meshgate_gateway.engine.monarch.interface import (
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import extent_of, ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
-from meshgate_gateway.engine.on_worker.kept_values import MODULE
+from meshgate_gateway.engine.on_worker.kept_references import MODULE
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Adopted,
@@ -120,6 +123,7 @@ class KeptValues:
         self._servers: dict[ProcMesh, list[Servers]] = {}
         self._deliveries = count(1)
         self._watches: dict[_Watch, None] = {}
+        self._leaving: dict[int, KeptMesh] = {}  # those that were released, and are still used
         self._dropped: dict[tuple[Servers, bool], list[int]] = {}  # what to drop in this turn of the event loop
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -136,31 +140,36 @@ class KeptValues:
         procs, region = _procs_of(mesh, header.endpoint), header.target.region or mesh.region
         chosen = choose(mesh, ranks) if header.adverb == "choose" else None
         forget: Forget | None = None
-        if used:
-            arguments, forget = await self.deliver(
-                f"{mesh.name}.{header.endpoint}",
-                procs,
-                region,
-                arguments,
-                target=header.target.object,
-                chosen=chosen,
-                call=header.call,
-            )
+        referred = [each.kept for each in used if each.reference]  # they stay until the call has ended
+        for each in referred:
+            each.uses += 1
         kept = None
         label = f"{mesh.name}.{header.endpoint}.keep()"
-        if header.keep:
-            try:
+        try:
+            if used:
+                arguments, forget = await self.deliver(
+                    f"{mesh.name}.{header.endpoint}",
+                    procs,
+                    region,
+                    arguments,
+                    target=header.target.object,
+                    chosen=chosen,
+                    call=header.call,
+                )
+            if header.keep:
                 servers = await self._served(procs, region)
                 await self._wait_dropped(servers)
                 kept = self._add(header.keep, label, servers, region, ranks)
-            except Exception:
-                if forget is not None:
-                    forget(None)
-                raise
+        except BaseException:
+            self._used(*referred)
+            if forget is not None:
+                forget(None)
+            raise
 
         def ended(response: Response | None, sent: PendingCall | None) -> None:
             if kept is not None:
                 self._answered(kept, response)
+            self._used(*referred)
             if forget is not None:
                 forget(_untaken(sent, mesh, response) if sent is not None else None)
 
@@ -194,14 +203,49 @@ class KeptValues:
         ``chosen``: the position of the only process that needs them. Raises RequestFailed: with the error of the call
         that should have kept them, if it has failed, or if a process has died.
         """
-        used = {index: each for index, each in enumerate(arguments) if isinstance(each, KeptArgument)}
-        for argument in used.values():
+        objects, used, size = list(arguments), {}, extent_of(region)
+        for index, argument in enumerate(arguments):
+            if not isinstance(argument, KeptArgument):
+                continue
+            if not argument.whole and extent_of(argument.region) not in (1, size):
+                kept_size = extent_of(argument.region)
+                raise invalid(f"{name} runs on {size} ranks and takes kept values of {kept_size}")
             await self._wait_kept(argument.kept)
             self._require_alive(argument.kept, ranks_of(argument.region))
+            if argument.reference:
+                objects[index] = self._refer(argument, chosen)
+            else:
+                used[index] = argument
+        if not used:
+            return objects, lambda positions: None
+        delivery, forget = await self._deliver(name, procs, region, used, target=target, chosen=chosen, call=call)
+        for index in used:
+            objects[index] = self._monarch.kept_argument(delivery, index)
+        return objects, forget
+
+    def _refer(self, argument: KeptArgument, chosen: int | None) -> Any:
+        """References in place of the values."""
+        kept, region = argument.kept, argument.region
+        places = tuple(zip(kept.positions(region) or range(len(kept.ranks)), ranks_of(region), strict=True))
+        at = 0 if len(places) == 1 else chosen
+        return self._monarch.kept_reference(kept.number, kept.label, places, at, region if argument.whole else None)
+
+    async def _deliver(
+        self,
+        name: str,
+        procs: ProcMesh,
+        region: Region,
+        used: Mapping[int, KeptArgument],
+        *,
+        target: int,
+        chosen: int | None = None,
+        call: int = 0,
+    ) -> tuple[int, Forget]:
+        """``deliver`` of values that are there. Returns the number of the delivery."""
         ranks = ranks_of(region)
         at = region
         if chosen is not None:
-            at = Region(labels=(), offset=ranks[chosen], sizes=(), strides=())
+            at = _place(ranks[chosen])
         for argument in used.values():
             argument.kept.uses += 1
         try:
@@ -211,7 +255,7 @@ class KeptValues:
                 self._require_alive(argument.kept, ranks_of(argument.region))
             delivery = next(self._deliveries)
             _, actors, called = self._lookup.actors(servers.actors, MeshRef(object=0, region=at))
-            payload = self._request(delivery, target, chosen, len(ranks), used, name)
+            payload = self._request(delivery, target, chosen, used)
             pending = PendingCall(call, "call", name.partition(".")[0], name.partition(".")[2], called, procs.host_of)
             _require_living(pending, procs)
             receiver = self._monarch.call(actors, "deliver", True, payload)
@@ -229,20 +273,13 @@ class KeptValues:
             for argument in used.values():
                 argument.kept.uses -= 1
                 self._drop_unused(argument.kept)
-        objects = list(arguments)
-        for index in used:
-            objects[index] = self._monarch.kept_argument(delivery, index)
-        return objects, forget
+        return delivery, forget
 
-    def _request(
-        self, delivery: int, target: int, chosen: int | None, size: int, used: Mapping[int, KeptArgument], name: str
-    ) -> Any:
+    def _request(self, delivery: int, target: int, chosen: int | None, used: Mapping[int, KeptArgument]) -> Any:
         """The arguments of ``deliver``."""
         holders, requests = [], []
         for index, argument in used.items():
             kept, region = argument.kept, argument.region
-            if not argument.whole and extent_of(region) not in (1, size):
-                raise invalid(f"{name} runs on {size} ranks and takes kept values of {extent_of(region)}")
             mesh, actors, _ = self._lookup.actors(kept.servers.actors, MeshRef(object=0, region=region))
             holder = self._monarch.actors_argument(CLASS_DATA, CLASS, actors, region, mesh.procs_mesh)
             holders.append(holder)
@@ -285,6 +322,35 @@ class KeptValues:
                 receiving.cancel()
             for watch in (consumers, *holders):
                 del self._watches[watch]
+
+    async def fetch(self, mesh: int, rank: int, number: int, at: int) -> bytes:
+        """Gets the value of object ``number`` on base rank ``at`` to process ``rank`` of the proc mesh ``mesh``, where
+        an actor has a reference to it.
+
+        Returns what ``kept_references.KeptRef.get`` expects: ``+`` and the number of the delivery, ``?`` and why the
+        value is lost, ``!`` and the exception of a worker, or ``-`` and why else there is none.
+        """
+        kept, procs = self._objects.get(number) or self._leaving.get(number), self._objects.get(mesh)
+        if not isinstance(kept, KeptMesh):
+            return (
+                b"-it was released. As long as actors use references to it, the driver must hold the kept mesh, or "
+                b"keep the values with named()"
+            )
+        if not isinstance(procs, ProcMesh):
+            return b"-this process does not belong to the session"
+        try:
+            used = {0: KeptArgument(kept, _place(at), False)}
+            delivery, _ = await self._deliver("reference.get", procs, _place(rank), used, target=OWN)
+        except RequestFailed as error:
+            failure = error.failure
+            if failure.kind == "actor" and error.buffers:
+                return b"!" + bytes(error.buffers[0])
+            lost = failure.kind == "lost"
+            reason = f"the process that kept it has ended: {failure.message}" if lost else failure.message
+            return (b"?" if lost else b"-") + reason.encode()
+        except Exception as error:  # noqa: BLE001 - passed on to the actor that asked
+            return b"-" + f"{type(error).__name__}: {error}".encode()
+        return b"+%d" % delivery
 
     # --- kept meshes
 
@@ -381,7 +447,7 @@ class KeptValues:
         """
         first = next(argument for argument in arguments if isinstance(argument, KeptArgument))
         procs = first.kept.servers.procs
-        at = Region(labels=(), offset=ranks_of(first.region)[0], sizes=(), strides=())
+        at = _place(ranks_of(first.region)[0])
         objects, forget = await self.deliver("port.send", procs, at, arguments, target=OWN)
         try:
             servers = await self._served(procs, at)
@@ -421,15 +487,18 @@ class KeptValues:
         _, actors, _ = self._lookup.actors(servers.actors, MeshRef(object=0, region=region))
         self.calls.start(pending, servers.actors, actors, payload, stream_of(target))
 
-    def _used(self, kept: KeptMesh) -> None:
-        kept.uses -= 1
-        self._drop_unused(kept)
+    def _used(self, *kept: KeptMesh) -> None:
+        for each in kept:
+            each.uses -= 1
+            self._drop_unused(each)
 
     # --- the end
 
     def release(self, kept: KeptMesh) -> None:
         """The client no longer refers to the mesh."""
         kept.released = True
+        if kept.uses:
+            self._leaving[kept.number] = kept
         self._drop_unused(kept)
 
     def holder_changed(
@@ -472,6 +541,7 @@ class KeptValues:
 
     def _drop(self, kept: KeptMesh, *, late: bool) -> None:
         kept.sizes = ()
+        self._leaving.pop(kept.number, None)
         if not self._dropped:
             self._loop.call_soon(self._send_dropped)
         self._dropped.setdefault((kept.servers, late), []).append(kept.number)
@@ -498,7 +568,7 @@ class KeptValues:
             return
         payload = self._monarch.engine_payload(*args)
         for rank in set(ranks) - servers.procs.dead.keys():
-            alone = MeshRef(object=0, region=Region(labels=(), offset=rank, sizes=(), strides=()))
+            alone = MeshRef(object=0, region=_place(rank))
             self._monarch.cast(self._lookup.actors(servers.actors, alone)[1], endpoint, False, payload, None)
 
     def actors_ended(self, mesh: ActorMesh) -> None:
@@ -605,6 +675,11 @@ class KeptValues:
         """Asks the processes: Monarch may report actors before their constructors have run."""
         actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
+
+
+def _place(rank: int) -> Region:
+    """The part of a mesh that is one base rank."""
+    return Region(labels=(), offset=rank, sizes=(), strides=())
 
 
 def _require_living(pending: PendingCall, procs: ProcMesh) -> None:

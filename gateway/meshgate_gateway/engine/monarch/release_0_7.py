@@ -50,6 +50,7 @@ from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_gateway.engine.on_worker import (
     batches,
     breakpoints,
+    kept_references,
     kept_values,
     large_messages,
     output_marks,
@@ -80,7 +81,7 @@ SETTINGS: Mapping[str, Any] = {
     "codec_max_frame_length": 16 * 2**30,
 }
 
-STORE = f"{kept_values.MODULE}:store"  # on workers: what serves the kept values of the process
+STORE = f"{kept_references.MODULE}:store"  # on workers: what serves the kept values of the process
 CONTEXT = "monarch._src.actor.actor_mesh:_context"  # on workers: the variable of the context of the message at hand
 SPAN_FUNCTIONS = (  # on workers: what opens Monarch's span around an endpoint, and a concurrent one
     "monarch._src.actor.actor_mesh:span_with_correlation_id",
@@ -223,7 +224,10 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        by_value = (batches, breakpoints, kept_values, large_messages, output_marks, ports, running_calls, stacks)
+        by_value = (
+            *(batches, breakpoints, kept_references, kept_values, large_messages, output_marks, ports),
+            *(running_calls, stacks),
+        )
         for module in (on_worker, place, *by_value, tracing):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
@@ -388,6 +392,13 @@ class Client:
 
     def kept_argument(self, delivery: int, argument: int) -> Any:
         return OnProcess(STORE, "take", delivery, argument)
+
+    def kept_reference(
+        self, number: int, label: str, places: Sequence[tuple[int, int]], at: int | None, whole: Region | None
+    ) -> Any:
+        if whole is not None:
+            return OnProcess(kept_references.MODULE, "refer_to_all", number, label, places, whole.labels, whole.sizes)
+        return OnProcess(kept_references.MODULE, "refer", number, label, places, at)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         if self._settings.limits_frames:

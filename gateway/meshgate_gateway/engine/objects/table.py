@@ -154,11 +154,13 @@ def _as_cause(failure: Failure) -> Failure:
 
 
 class KeptArgument(NamedTuple):
-    """Kept values in the arguments of a call: ``region`` of ``kept``. ``whole``: each rank gets all of them."""
+    """Kept values in the arguments of a call: ``region`` of ``kept``. ``whole``: each rank gets all of them;
+    ``reference``: it gets references in their place."""
 
     kept: KeptMesh
     region: Region
     whole: bool
+    reference: bool = False
 
 
 _fragments_of = operator.attrgetter("fragments")
@@ -262,7 +264,7 @@ class Lookup:
             kept = await self._objects.wait(ref.object)
             if not isinstance(kept, KeptMesh):
                 raise invalid(f"object {ref.object} is not a kept mesh")
-            return KeptArgument(kept, ref.region or kept.region, argument.whole)
+            return KeptArgument(kept, ref.region or kept.region, argument.whole, argument.reference)
         if argument.kind == "port":
             return self._monarch.port_argument((await self.channel(ref.object)).port)
         mesh, actors, _ = self.actors(await self._objects.wait(ref.object), ref)

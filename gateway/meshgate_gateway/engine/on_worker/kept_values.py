@@ -1,8 +1,8 @@
 """The values that stay in a worker process: results of ``keep()``, and of ``put()``. Delivered by value.
 
 The first actor of the engine's own that serves kept values (``code_actors.KeptValuesActor``) makes this process's
-``KeptStore``, and puts it into ``sys.modules`` under a name of its own, by which the pickled arguments of calls reach
-it: code that is delivered by value has no module to keep something in.
+``KeptStore``, and puts it into the module ``MODULE``, by which the pickled arguments of calls reach it: code that is
+delivered by value has no module to keep something in.
 
 - ``keep`` is in the arguments of a call whose results stay. It takes effect while they are unpickled: the call's port
   then takes a description in place of the result.
@@ -18,9 +18,11 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
-MODULE = "_meshgate_kept"
+from meshgate_gateway.engine.on_worker.kept_references import MODULE  # by value too
+
 MAX_LATE = 4096  # objects that were dropped before their value was kept
 HOLDERS_NAMED = 8
 FRAMES = 16
@@ -233,14 +235,12 @@ def memory_limit(processes: int) -> int | None:
 def process_store(processes: int, actor_class: type) -> KeptStore:
     """This process's store, made by the first call. Other processes name ``actor_class``, which serves it, by
     ``MODULE``."""
-    if MODULE in sys.modules:
-        store: KeptStore = sys.modules[MODULE].store
-        return store
-    module: Any = type(sys)(MODULE)
-    module.store = store = KeptStore(memory_limit(processes))
-    module.KeptValuesActor = actor_class
-    keep_results(store)
-    sys.modules[MODULE] = module
+    module: Any = sys.modules.setdefault(MODULE, ModuleType(MODULE))
+    if not hasattr(module, "store"):
+        module.KeptValuesActor = actor_class
+        module.store = KeptStore(memory_limit(processes))
+        keep_results(module.store)
+    store: KeptStore = module.store
     return store
 
 

@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 # By value too: the adapter registers these modules.
 from meshgate_gateway.engine.on_worker.batches import run_batches
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
+from meshgate_gateway.engine.on_worker.kept_references import refer_to_values
 from meshgate_gateway.engine.on_worker.large_messages import ask, ask_before_large_messages, pickled, send_pickled
 from meshgate_gateway.engine.on_worker.output_marks import OutputMarks
 from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
@@ -112,7 +113,8 @@ async def set_up_process(
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
     5. Asks before it sends the engine, whose actor id is ``root``, a large message, and says with each reply how much
        it had printed. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception``
-       send every exception. Runs calls that arrive as one message.
+       send every exception. Runs calls that arrive as one message. Lets actors have
+       references to kept values.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
@@ -138,6 +140,7 @@ async def set_up_process(
     send = ask_before_large_messages(connect_again, hello, root, marks.rank)
     report_what_is_sent(connect_again, hello, send)
     send_every_exception(marks.rank)
+    refer_to_values(connect_again, hello)
     run_batches(marks.rank_for_engine, functools.partial(ask, connect_again, hello), standin_for, calls.arriving)
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)

@@ -29,9 +29,11 @@ class WorkerHello(BaseModel):
     mesh: int
     rank: int
     pid: int
-    stream: Literal["stdout", "stderr", "watch", "controllers", "ports", "large"]
+    stream: Literal["stdout", "stderr", "watch", "controllers", "ports", "large", "kept"]
     nbytes: int = Field(default=0, ge=0)  # of a large message
     reply: bool = False  # whether that is the result of a call
+    object: int = 0  # of a kept value, and the base rank that keeps it
+    at: int = 0
 
 
 class CountingReader(asyncio.StreamReader):

@@ -65,8 +65,9 @@ class WorkerStreams:
     ``printed(lines)`` receives output, one batch per folding window. ``ended(mesh, rank, pid)`` is called when the
     connection of a process closes, ``watched(mesh, rank)`` when a watcher connects. ``controllers()`` returns
     the answer to a worker that asks for the session's controllers; ``reported(port, messages, nbytes, answer)`` gets
-    what a worker has sent to a port; ``ask`` decides on large messages; ``late(text)`` gets a line for the user when
-    a result could not wait for output. All are called on the event loop.
+    what a worker has sent to a port; ``ask`` decides on large messages; ``fetch_kept(mesh, rank, object, at)`` gets a
+    kept value to a worker that has a reference to it, and returns what to answer; ``late(text)`` gets a line for the
+    user when a result could not wait for output. All are called on the event loop.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class WorkerStreams:
         reported: Callable[[str, int, int, Answer], None],
         late: Callable[[str], None],
         ask: Ask,
+        fetch_kept: Callable[[int, int, int, int], Awaitable[bytes]],
     ) -> None:
         self._label, self._printed, self._ended, self._watched = label, printed, ended, watched
         self._controllers, self._reported, self._late, self._ask = controllers, reported, late, ask
+        self._fetch_kept = fetch_kept
         self._outputs: dict[int, MeshOutput] = {}  # by mesh
         self._reported_late = float("-inf")
         self.secret = secrets.token_hex(16)
@@ -269,6 +272,10 @@ class WorkerStreams:
             return
         if hello.stream == "controllers":
             writer.write(await self._controllers())
+            await writer.drain()
+            return
+        if hello.stream == "kept":
+            writer.write(await self._fetch_kept(hello.mesh, hello.rank, hello.object, hello.at))
             await writer.drain()
             return
         if hello.stream == "large":

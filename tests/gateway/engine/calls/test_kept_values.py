@@ -73,8 +73,10 @@ class Keeping:
         assert isinstance(found, KeptMesh)
         return found
 
-    async def use(self, *, adverb: str = "call", region: Region | None = None, whole: bool = False) -> Prepared:
-        ref = Argument(kind="kept", ref=MeshRef(object=KEPT, region=region), whole=whole)
+    async def use(
+        self, *, adverb: str = "call", region: Region | None = None, whole: bool = False, reference: bool = False
+    ) -> Prepared:
+        ref = Argument(kind="kept", ref=MeshRef(object=KEPT, region=region), whole=whole, reference=reference)
         header: Any = Call(
             call=2,
             target=MeshRef(object=TAKERS),
@@ -579,3 +581,98 @@ async def test_a_process_that_was_only_slow_keeps_values_again() -> None:
     assert servers.actors.dead == {1: "killed"}
     values.kept.process_back(servers.procs, 1)
     assert servers.actors.dead == {}
+
+
+@async_test
+async def test_references_take_the_place_of_values_without_a_delivery() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    places = ((0, 0), (1, 1))
+    by_rank = await keeping.use(reference=True)
+    assert by_rank.objects == [("refer", KEPT, "makers.make.keep()", places, None, None)]
+    one = await keeping.use(reference=True, region=ONE)
+    assert one.objects == [("refer", KEPT, "makers.make.keep()", ((1, 1),), 0, None)]
+    whole = await keeping.use(reference=True, whole=True)
+    assert whole.objects == [("refer", KEPT, "makers.make.keep()", places, None, HOSTS)]
+    chosen = await keeping.use(reference=True, adverb="choose")
+    assert chosen.objects == [("refer", KEPT, "makers.make.keep()", places, chosen.chosen, None)]
+    assert not keeping.deliveries()
+
+
+@async_test
+async def test_values_stay_until_the_calls_that_have_references_to_them_have_ended() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    prepared = [await keeping.use(reference=True) for _ in range(2)]
+    keeping.objects.release(KEPT)
+    keeping.kept.release(kept)
+    await turns()
+    assert not keeping.drops()
+    for each in prepared:
+        fetching = asyncio.create_task(keeping.kept.fetch(2, 0, KEPT, 1))
+        before = len(keeping.deliveries())
+        await until(lambda before=before: len(keeping.deliveries()) > before)
+        keeping.monarch.ports[-1].put(b"done", 0)
+        assert (await fetching)[:1] == b"+"
+        each.ended(None, None)
+    await until(keeping.drops)
+    assert await keeping.kept.fetch(2, 0, KEPT, 1) == (
+        b"-it was released. As long as actors use references to it, the driver must hold the kept mesh, or keep the "
+        b"values with named()"
+    )
+
+
+@async_test
+async def test_a_call_that_cannot_be_sent_with_references_does_not_keep_their_values() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    keeping.dies(keeping.makers, 1)
+    with pytest.raises(RequestFailed, match="killed"):
+        await keeping.use(reference=True)
+    assert kept.uses == 0
+    with pytest.raises(RequestFailed, match="runs on 2 ranks and takes kept values of 3"):
+        await keeping.use(reference=True, region=Region(labels=("hosts",), offset=0, sizes=(3,), strides=(0,)))
+    assert kept.uses == 0
+
+
+@async_test
+async def test_a_value_is_fetched_to_the_process_that_asks_for_it() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    fetching = asyncio.create_task(keeping.kept.fetch(2, 1, KEPT, 0))
+    await until(keeping.deliveries)
+    ((delivery, target, at, ((argument, number, _, labels, _, positions, whole),)),) = keeping.deliveries()
+    assert (target, at, argument, number, labels, positions, whole) == (0, None, 0, KEPT, (), (0,), False)
+    assert kept.uses == 1
+    keeping.monarch.ports[-1].put(b"done", 0)
+    assert await fetching == b"+%d" % delivery
+    assert kept.uses == 0
+    assert await keeping.kept.fetch(TAKERS, 1, KEPT, 0) == b"-this process does not belong to the session"
+
+
+@async_test
+async def test_a_process_that_asks_for_a_value_learns_why_it_cannot_get_it() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    fetching = asyncio.create_task(keeping.kept.fetch(2, 0, KEPT, 1))
+    await until(keeping.deliveries)
+    keeping.monarch.ports[-1].put(b"the exception", 0, exception=True)
+    assert await fetching == b"!the exception"
+    fetching = asyncio.create_task(keeping.kept.fetch(2, 0, KEPT, 1))
+    await until(lambda: len(keeping.deliveries()) == 2)
+    keeping.dies(keeping.makers, 1)
+    lost = b"?the process that kept it has ended: killed"
+    assert await fetching == lost
+    assert await keeping.kept.fetch(2, 0, KEPT, 1) == lost
+    keeping.dies(keeping.takers, 0)
+    assert (await keeping.kept.fetch(2, 0, KEPT, 0))[:1] == b"-"
+
+
+@async_test
+async def test_a_defect_does_not_leave_the_process_that_asks_for_a_value_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    monkeypatch.setattr(keeping.kept, "_deliver", lambda *_, **__: 1 / 0)
+    assert await keeping.kept.fetch(2, 0, KEPT, 0) == b"-ZeroDivisionError: division by zero"

@@ -49,6 +49,7 @@ class Listener:
             reported=self._reported,
             late=self.late.append,
             ask=self._ask,
+            fetch_kept=self._fetch_kept,
         )
 
     def _ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
@@ -67,6 +68,9 @@ class Listener:
     def _ended(self, mesh: int, rank: int, pid: int) -> None:
         self.ended.append((mesh, rank, pid))
         self.closed.set()
+
+    async def _fetch_kept(self, mesh: int, rank: int, number: int, at: int) -> bytes:
+        return f"+{(mesh, rank, number, at)}".encode()
 
     async def _controllers(self) -> bytes:
         return b"+a pickle"
@@ -332,6 +336,15 @@ async def test_a_worker_that_asks_for_the_controllers_gets_them() -> None:
         reader, writer = await listener.connect()
         writer.write(listener.hello(stream="controllers"))
         assert await asyncio.wait_for(reader.read(), 10) == b"+a pickle"
+        writer.close()
+
+
+@async_test
+async def test_a_worker_that_has_a_reference_to_a_kept_value_gets_an_answer() -> None:
+    async with listening() as listener:
+        reader, writer = await listener.connect()
+        writer.write(listener.hello(stream="kept", object=5, at=7))
+        assert await asyncio.wait_for(reader.read(), 10) == b"+(1, 0, 5, 7)"
         writer.close()
 
 
