@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -53,6 +54,14 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     return rest if is_ours(trace.tb_frame) else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
+def ipython_traceback(error: BaseException) -> list[str]:
+    """For the method ``_render_traceback_``, by which IPython shows an exception: its own text, without the frames of
+    this package."""
+    shell = sys.modules["IPython"].get_ipython()
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, theirs(error, type(error)))
+    return lines
+
+
 def note_no_waits() -> None:
     """From now on, waits are not noted: a fault, which has been reported, interrupts the program, not Ctrl-C."""
     global _notes_waits  # noqa: PLW0603 - as there is one main thread
@@ -64,6 +73,7 @@ def note_wait(interrupt: KeyboardInterrupt, waited_for: str) -> None:
     place of a traceback."""
     if _notes_waits:
         vars(interrupt).setdefault("_meshgate_waited_for", waited_for)
+        vars(interrupt)["_render_traceback_"] = functools.partial(ipython_traceback, interrupt)
 
 
 def report_interrupt(interrupt: BaseException, consequence: str, *, also: bool = False) -> bool:

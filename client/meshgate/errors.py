@@ -46,7 +46,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from meshgate.caller import hide_own_frames
+from meshgate.caller import hide_own_frames, ipython_traceback
 from meshgate.monarch_classes import SeenAsMonarchs
 
 __all__ = [
@@ -88,6 +88,9 @@ __all__ = [
 
 class MeshgateError(Exception):
     """Base of all of meshgate's exceptions."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ipython_traceback(self)
 
 
 E = TypeVar("E", bound=BaseException)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import meshgate
 
 pytestmark = pytest.mark.any_release
 
@@ -26,6 +30,10 @@ CELLS = {
             def say(self, text: str) -> str:
                 print(text, flush=True)
                 return text
+
+            @endpoint
+            def fail(self) -> None:
+                raise ValueError("bad batch")
 
             @endpoint
             def count(self, cell: int) -> None:
@@ -68,6 +76,13 @@ CELLS = {
     "job": "job",
     "future": "future = trainers.say.call('z'); future.get(); future",
     "await": "len(await trainers.say.call('y'))",
+    "failed": """
+        def train():
+            trainers.fail.call().get()
+
+        train()
+        """,
+    "awaited and failed": "await trainers.fail.call()",
     "blocked loop": """
         async def block():
             return trainers.say.call('x').get()
@@ -128,7 +143,8 @@ def timeout_of(cell: Any) -> int:
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """The outputs of each cell."""
     made = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in CELLS.values()]
-    made[list(CELLS).index("interrupted")].metadata["tags"] = ["raises-exception"]
+    for name in ("failed", "awaited and failed", "interrupted"):
+        made[list(CELLS).index(name)].metadata["tags"] = ["raises-exception"]
     notebook = nbformat.v4.new_notebook(cells=made)
     with pytest.MonkeyPatch.context() as environment:
         for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
@@ -181,6 +197,24 @@ def test_stopping_a_cell_cancels_the_call_that_it_waits_for(cells: dict[str, lis
         "KeyboardInterrupt"
     ]
     assert "is free" in html(cells["after the interrupt"])
+
+
+@pytest.mark.parametrize(
+    ("cell", "line", "end"),
+    [
+        ("failed", "trainers.fail.call().get()", "ValueError: bad batch"),
+        ("awaited and failed", "await trainers.fail.call()", "ValueError: bad batch"),
+        ("interrupted", "hangs.get()", "KeyboardInterrupt: "),
+    ],
+)
+def test_tracebacks_show_the_lines_of_the_notebook_alone(
+    cells: dict[str, list[dict[str, Any]]], cell: str, line: str, end: str
+) -> None:
+    (error,) = (output for output in cells[cell] if output["output_type"] == "error")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+    assert line in shown
+    assert shown.endswith(end)
+    assert str(Path(meshgate.__file__).parent) not in shown
 
 
 def test_results_meshes_jobs_and_futures_are_html(cells: dict[str, list[dict[str, Any]]]) -> None:
