@@ -125,7 +125,8 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         ``reference.get()`` or ``await reference``, passes the reference to other actors of the session, or returns it
         to the program, where it is a kept mesh of one rank. ``all().ref()`` passes references to all values.
 
-        A reference keeps nothing alive beyond the call that it was passed to: hold the mesh as long as actors use it.
+        A reference keeps nothing alive beyond the call that it was passed to: hold the mesh as long as actors use it,
+        or keep the values with ``named()``.
         """
         return PassedValues(self, reference=True)
 
@@ -133,6 +134,7 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         """Drops the values now, for all slices of the mesh. Calls that were made before still get them."""
         if not self._remote.released:
             self._remote.released = True
+            self._session.named_values.pop(self._remote.number, None)
             self._session.release(self._remote.number)
 
     def named(self, name: str) -> KeptMesh[R]:
@@ -146,6 +148,7 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         header = NameKept(kept=remote.number, name=name, label=remote.name, procs=procs, region=self._shape.to_wire())
         self._session.post(header, stream=stream_of(remote.number))
         self._values.finalizer.detach()
+        self._session.named_values[remote.number] = self._values
         return self
 
     @property
@@ -238,6 +241,7 @@ def find_values(client: ClientSession, remote: RemoteObject, shape: Shape) -> Ke
     client.request(call, lambda number: ReadKept(call=number, target=ref, describe=True), stream=stream)
     values = OwnedValues(client, remote, shape, call)
     values.finalizer.detach()
+    client.named_values[remote.number] = values
     return _hold(values)
 
 
@@ -250,7 +254,7 @@ def referred_values(client: ClientSession, number: int, rank: int, label: str) -
     if values is None:
         raise UnreadableResult(
             f"the result contains a reference to a value of {label}, of which the program holds no kept mesh any more. "
-            "Hold it as long as actors use references to its values"
+            "Hold it as long as actors use references to its values, or keep the values with named()"
         )
     return KeptMesh(values, Region((), Slice(offset=rank, sizes=[], strides=[])).as_shape())
 

@@ -146,6 +146,7 @@ class ClientSession:
         self._marks: ReadMarks | None = None  # of a detached session
         self._returned: PendingAck | None = None  # settled once what was on its way to this client is kept
         self._kept_inboxes: dict[str, Inbox] = {}  # of named channels
+        self.named_values: dict[int, object] = {}  # kept values with a name, by object: actors may return references
         self._waited_for: set[Inbox] = set()
         takes_over = self.takeover is not None
         self._connection = ConnectionThread(dialer, settings, self._dispatcher, self.session_id, takes_over=takes_over)

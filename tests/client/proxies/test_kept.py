@@ -142,6 +142,24 @@ def test_references_that_actors_return_are_kept_meshes(gateway: ScriptedGateway,
         mesh.echo.call(1).get(TIMEOUT).values()
 
 
+def test_references_to_named_values_are_kept_meshes_although_the_program_holds_none(
+    gateway: ScriptedGateway, client: Client
+) -> None:
+    mesh = counters(client)
+    kept = mesh.echo.keep(1).named("samples")
+    kept.info(TIMEOUT)
+    returning(gateway, kept._remote.number)
+    del kept
+    gc.collect()
+    returned = mesh.echo.call(1).get(TIMEOUT).values()
+    assert returned[0].get(TIMEOUT).item() == 0
+    returned[0].release()
+    del returned
+    gc.collect()
+    with pytest.raises(UnreadableResult, match="keep the values with named"):
+        mesh.echo.call(1).get(TIMEOUT).values()
+
+
 def test_values_that_do_not_fit_are_refused_before_anything_is_sent(gateway: ScriptedGateway, client: Client) -> None:
     mesh = counters(client)
     kept = mesh.echo.keep(1)

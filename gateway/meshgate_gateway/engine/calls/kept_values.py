@@ -8,8 +8,8 @@ pass the engine. The call then finds them in its own process. Until then it hold
 Actors can have references to values, and fetch these (``on_worker/kept_references.py``).
 
 A kept mesh lives until the client releases it, and longer while a call is getting its values, or has references to
-them. Values of which nothing
-is known any more, because their call has failed on another rank, are dropped when they come.
+them and will be answered. Values of which nothing is known any more, because their call has failed on another rank, are
+dropped when they come.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class KeptValues:
         procs, region = _procs_of(mesh, header.endpoint), header.target.region or mesh.region
         chosen = choose(mesh, ranks) if header.adverb == "choose" else None
         forget: Forget | None = None
-        referred = [each.kept for each in used if each.reference]  # they stay until the call has ended
+        # They stay until the call has ended, which the engine does not learn of a broadcast.
+        referred = [each.kept for each in used if each.reference and header.adverb != "broadcast"]
         for each in referred:
             each.uses += 1
         kept = None
@@ -212,6 +213,8 @@ class KeptValues:
                 raise invalid(f"{name} runs on {size} ranks and takes kept values of {kept_size}")
             await self._wait_kept(argument.kept)
             self._require_alive(argument.kept, ranks_of(argument.region))
+            if argument.reference and not procs.number:
+                raise invalid(f"{name} cannot have references, as an actor has spawned its processes: leave out .ref()")
             if argument.reference:
                 objects[index] = self._refer(argument, chosen)
             else:
@@ -536,12 +539,13 @@ class KeptValues:
             self.release(known)
 
     def _drop_unused(self, kept: KeptMesh) -> None:
-        if kept.released and not kept.uses and kept.done.done() and kept.done.result() is None:
-            self._drop(kept, late=False)
+        if kept.released and not kept.uses:
+            self._leaving.pop(kept.number, None)
+            if kept.done.done() and kept.done.result() is None:
+                self._drop(kept, late=False)
 
     def _drop(self, kept: KeptMesh, *, late: bool) -> None:
         kept.sizes = ()
-        self._leaving.pop(kept.number, None)
         if not self._dropped:
             self._loop.call_soon(self._send_dropped)
         self._dropped.setdefault((kept.servers, late), []).append(kept.number)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import socket
 import sys
@@ -46,17 +47,22 @@ class KeptRef:
         store = getattr(module, "store", None)
         if store is not None and (kept := store.find(self._number, self._position)) is not None:
             return kept.value
-        with module.connect() as connection:
-            place = {"stream": "kept", "object": self._number, "at": self._rank}
-            connection.sendall(json.dumps({**module.hello, **place}).encode() + b"\n")
-            with connection.makefile("rb") as file:
-                answer = file.read()
+        if os.getpid() != module.hello["pid"]:  # the value would come to the process of the actor
+            raise RuntimeError(f"cannot get {self._what()} in a forked process: get it before the fork")
+        place = {"stream": "kept", "object": self._number, "at": self._rank}
+        try:
+            with module.connect() as connection:
+                connection.sendall(json.dumps({**module.hello, **place}).encode() + b"\n")
+                with connection.makefile("rb") as file:
+                    answer = file.read()
+        except OSError as refused:
+            raise RuntimeError(f"cannot get {self._what()}: the engine cannot be asked: {refused}") from refused
         kind, content = answer[:1], answer[1:]
         if kind == b"+":
             return module.store.take(int(content), 0)
         if kind == b"!":
             raise pickle.loads(content)
-        reason = content.decode() or "the session has ended"
+        reason = content.decode() or "the session or this mesh has ended"
         error: Any = (ValueLostError if kind == b"?" else RuntimeError)(f"cannot get {self._what()}: {reason}")
         error.call, error.ranks = self._label, (self._position,)
         raise error

@@ -238,10 +238,11 @@ def process_store(processes: int, actor_class: type) -> KeptStore:
     module: Any = sys.modules.setdefault(MODULE, ModuleType(MODULE))
     if not hasattr(module, "store"):
         module.KeptValuesActor = actor_class
-        module.store = KeptStore(memory_limit(processes))
-        keep_results(module.store)
-    store: KeptStore = module.store
-    return store
+        store = KeptStore(memory_limit(processes))
+        keep_results(store)
+        module.store = store  # last, so that a failure is not taken for a store
+    found: KeptStore = module.store
+    return found
 
 
 def keep_results(store: KeptStore) -> None:

@@ -623,6 +623,39 @@ async def test_values_stay_until_the_calls_that_have_references_to_them_have_end
 
 
 @async_test
+async def test_a_broadcast_with_references_keeps_no_values() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    await keeping.use(adverb="broadcast", reference=True)
+    assert kept.uses == 0
+
+
+@async_test
+async def test_a_mesh_whose_call_fails_after_its_release_is_forgotten_with_its_last_use() -> None:
+    keeping = Keeping()
+    making = await keeping.keep()
+    kept = keeping.objects.get(KEPT)
+    assert isinstance(kept, KeptMesh)
+    using = asyncio.create_task(keeping.use(reference=True))
+    await until(lambda: kept.uses)
+    keeping.objects.release(KEPT)
+    keeping.kept.release(kept)
+    making.ended(Response(Values(call=1), (b"no description", b"no description")), None)
+    with pytest.raises(RequestFailed, match="kept nothing"):
+        await using
+    assert not keeping.kept._leaving
+
+
+@async_test
+async def test_processes_that_an_actor_has_spawned_have_no_references() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    keeping.takers.procs.number = 0  # type: ignore[union-attr]
+    with pytest.raises(RequestFailed, match="as an actor has spawned its processes"):
+        await keeping.use(reference=True)
+
+
+@async_test
 async def test_a_call_that_cannot_be_sent_with_references_does_not_keep_their_values() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import socket
 import sys
@@ -27,7 +28,7 @@ class Process:
     def __init__(self) -> None:
         self.answer = b""
         self.asked: dict[str, Any] = {}
-        refer_to_values(self._connect, {"secret": "s", "mesh": 2, "rank": 1, "pid": 7})
+        refer_to_values(self._connect, {"secret": "s", "mesh": 2, "rank": 1, "pid": os.getpid()})
         self.module: Any = sys.modules[MODULE]
 
     def _connect(self) -> socket.socket:
@@ -63,7 +64,7 @@ def test_a_value_of_another_process_is_delivered_and_taken(process: Process) -> 
         process.answer = b"+3"
         assert get() == "value"
         assert store.statistics()["deliveries"] == 0
-        asked = {"secret": "s", "mesh": 2, "rank": 1, "pid": 7, "stream": "kept", "object": 5, "at": 6}
+        asked = {"secret": "s", "mesh": 2, "rank": 1, "pid": os.getpid(), "stream": "kept", "object": 5, "at": 6}
         assert process.asked == asked
 
 
@@ -83,7 +84,11 @@ def test_the_process_that_keeps_the_value_has_the_object_itself(process: Process
     [
         (b"-it was released", RuntimeError, f"cannot get the value of {CALL} on rank 1: it was released"),
         (b"?killed", ValueLostError, f"cannot get the value of {CALL} on rank 1: killed"),
-        (b"", RuntimeError, f"cannot get the value of {CALL} on rank 1: the session has ended"),
+        (
+            b"",
+            RuntimeError,
+            f"cannot get the value of {CALL} on rank 1: the session or this mesh has ended",
+        ),
         (b"!" + pickle.dumps(KeyError("cannot pickle")), KeyError, "'cannot pickle'"),
     ],
 )
@@ -95,6 +100,24 @@ def test_the_reason_is_raised_why_there_is_no_value(
         KeptRef(5, 1, 6, CALL).get()
     assert type(raised.value) is kind
     assert str(raised.value) == text
+
+
+def test_a_forked_process_cannot_fetch_values(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(process.module.hello, "pid", 7)
+    with pytest.raises(RuntimeError, match="in a forked process: get it before the fork"):
+        KeptRef(5, 1, 6, CALL).get()
+    assert not process.asked
+
+
+def test_an_engine_that_cannot_be_asked_is_an_error_with_the_call(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> socket.socket:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(process.module, "connect", refuse)
+    with pytest.raises(RuntimeError, match=r"makers\.make\.keep\(\) on rank 1: the engine cannot be asked: refused"):
+        KeptRef(5, 1, 6, CALL).get()
 
 
 def test_a_lost_value_names_its_call_and_rank(process: Process) -> None:
