@@ -46,7 +46,8 @@ class Output:
     """Reads one stream of the process to its end, and copies it to ``descriptor`` (-1: not shown) and to ``file``.
 
     ``tail`` gets whole lines, so that those of the other stream, which another thread reads, do not mix with them.
-    ``unfinished`` is what follows the last one.
+    ``unfinished`` is what follows the last one. Each state of a progress bar, which ends with a carriage return, is a
+    line.
     """
 
     def __init__(self, descriptor: int, file: str | None, tail: bytearray, lock: threading.Lock) -> None:
@@ -69,7 +70,7 @@ class Output:
                 self._file.write(data)
             with self._lock:
                 self.unfinished += data
-                end = self.unfinished.rfind(b"\n") + 1
+                end = max(self.unfinished.rfind(b"\n"), self.unfinished.rfind(b"\r")) + 1
                 self._tail += self.unfinished[:end]
                 del self.unfinished[: max(end, len(self.unfinished) - TAIL_BYTES)], self._tail[:-TAIL_BYTES]
             with contextlib.suppress(OSError):  # the session has ended, which ends this process too

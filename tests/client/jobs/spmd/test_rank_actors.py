@@ -188,14 +188,15 @@ def test_each_stream_goes_to_its_file_and_both_to_the_tail(tmp_path: Path) -> No
     assert sorted(process.tail().splitlines(keepends=True)) == ["err\n", "out\n"]
 
 
-PRINT_IN_PARTS = """
+WAIT_READ = """
 import array, fcntl, os, sys, termios
 
 def wait_read(descriptor):
     unread = array.array("i", [1])
     while unread[0]:
         fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-
+"""
+PRINT_IN_PARTS = f"""{WAIT_READ}
 os.write(1, b"rank ")
 wait_read(1)
 os.write(2, b"ValueError: bad batch\\nlast")
@@ -209,6 +210,13 @@ def test_the_tail_has_whole_lines_of_each_stream(tmp_path: Path) -> None:
     process = start(PRINT_IN_PARTS, tmp_path, files=False)
     process.wait()
     assert sorted(process.tail().splitlines()) == ["ValueError: bad batch", "barlast", "rank 3 of 4"]
+
+
+def test_a_progress_bar_does_not_hide_the_exception_after_it(tmp_path: Path) -> None:
+    bars = (f"os.write(1, b'\\repoch 0' * {count})\nwait_read(1)\n" for count in (TAIL_BYTES, 1))  # the first is read
+    process = start(f"{WAIT_READ}{''.join(bars)}raise ValueError('bad batch')", tmp_path, files=False)
+    process.wait()
+    assert "ValueError: bad batch" in process.tail()
 
 
 def test_output_is_shown_as_it_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
