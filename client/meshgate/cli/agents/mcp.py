@@ -8,7 +8,6 @@ at once, also while a call hangs; the others run one after the other, as their e
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import subprocess
@@ -29,13 +28,14 @@ PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 TIMEOUT = 600.0  # seconds
 END_TIMEOUT = 20.0  # seconds for a command to end what it runs on the hosts, or its program
 MOST_ERROR = 4000  # characters
-INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS = -32600, -32601, -32602
+INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS, INTERNAL_ERROR = -32600, -32601, -32602, -32603
 
 _COMMAND = "import {modules}; from meshgate.cli.agents.mcp import run_prepared; run_prepared()"
 _MODULES = "meshgate.cli.agents.call"
 _MODULES_IN_CLUSTER = "meshgate.jobs.kubernetes.job, meshgate_kubernetes.api.credentials"
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
+_TYPES = {"args": (list, "an array"), "kwargs": (dict, "an object"), "init": (dict, "an object")}
 _SECONDS = {"type": "number", "description": "seconds"}
 _EDIT = Edit.model_json_schema()
 _JOB = {
@@ -155,7 +155,10 @@ Run = Callable[[Any, list[str]], Outcome]
 
 
 def command_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The arguments of ``meshgate`` for a call of a tool. Raises ValueError if they do not fit its schema."""
+    """The arguments of ``meshgate`` for a call of a tool. Raises TypeError or ValueError if they do not fit its
+    schema."""
+    if not isinstance(arguments, dict):
+        raise TypeError(f"arguments must be an object, not {json.dumps(arguments)}")
     tool = TOOLS.get(name)
     if tool is None:
         raise ValueError(f"unknown tool {name!r}; the tools are {', '.join(TOOLS)}")
@@ -164,6 +167,9 @@ def command_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     if missing := set(schema["required"]) - set(arguments):
         raise ValueError(f"{name} needs {', '.join(sorted(missing))}")
+    for argument, (kind, text) in _TYPES.items():
+        if not isinstance(arguments.get(argument), (kind, type(None))):
+            raise TypeError(f"{name}: {argument} must be {text}, not {json.dumps(arguments[argument])}")
     options = [text for option in tool.options for text in _option(option, arguments.get(option))]
     options += [f"--namespace={arguments['namespace']}"] if "namespace" in arguments else []
     job = [str(arguments["job"])] if "job" in arguments else []
@@ -196,8 +202,10 @@ def _positional(name: str, value: Any) -> list[str]:
 
 def respond(message: Any, run: Run) -> dict[str, Any] | None:
     """The response to a message; None for a notification."""
-    if not isinstance(message, dict) or not isinstance(message.get("method"), str):
-        return _error(None, INVALID_REQUEST, "expected a JSON-RPC request")
+    if not _is_request(message):
+        number = message.get("id") if isinstance(message, dict) else None
+        text = "expected a JSON-RPC request: a method, params that are an object, an id that is a string or a number"
+        return _error(number if _is_id(number) else None, INVALID_REQUEST, text)
     if "id" not in message:
         return None
     number, method, parameters = message["id"], message["method"], message.get("params") or {}
@@ -208,6 +216,19 @@ def respond(message: Any, run: Run) -> dict[str, Any] | None:
     if method in ("ping", "tools/list"):
         return _result(number, {"tools": _tools()} if method == "tools/list" else {})
     return _error(number, UNKNOWN_METHOD, f"unknown method {method}")
+
+
+def _is_request(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("method"), str)
+        and isinstance(message.get("params"), (dict, type(None)))
+        and _is_id(message.get("id", ""))
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
 def _tools() -> list[dict[str, Any]]:
@@ -235,7 +256,7 @@ def _tools() -> list[dict[str, Any]]:
 def _call(number: Any, parameters: Mapping[str, Any], run: Run) -> dict[str, Any]:
     try:
         command = command_of(str(parameters.get("name")), parameters.get("arguments") or {})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return _error(number, INVALID_ARGUMENTS, str(error))
     return _result(number, _tool_result(run(number, command)))
 
@@ -339,10 +360,7 @@ class Commands:
             try:
                 stdout, stderr = process.communicate(json.dumps(arguments), TIMEOUT)
             except subprocess.TimeoutExpired:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.communicate(timeout=END_TIMEOUT)
-                process.kill()
+                _end(process)
                 return Outcome(1, "", f"{arguments[0]} did not finish within {TIMEOUT:g} s")
             finally:
                 self._forget(number)
@@ -354,7 +372,7 @@ class Commands:
         """Ends the command of the request as Ctrl-C does: it first ends what it runs on the hosts."""
         process = self._forget(number)
         if process is not None:
-            process.terminate()
+            _end(process)
 
     def _forget(self, number: Any) -> subprocess.Popen[str] | None:
         with self._lock:
@@ -369,12 +387,23 @@ class Commands:
             self._next = None
 
 
+def _end(process: subprocess.Popen[str]) -> None:
+    """Sends SIGTERM, and SIGKILL if it has not ended in time. Does not wait."""
+    process.terminate()
+    kill = threading.Timer(END_TIMEOUT, process.kill)
+    kill.daemon = True
+    kill.start()
+
+
 def serve(source: TextIO, target: TextIO, commands: Commands) -> None:
     """Answers each line of ``source`` on ``target``, until it ends and all have been answered."""
     writing = threading.Lock()
 
     def answer(message: Any) -> None:
-        response = respond(message, commands.run)
+        try:
+            response = respond(message, commands.run)
+        except Exception as error:  # noqa: BLE001 - the host, which waits for an answer, gets it
+            response = _error(message["id"], INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         if response is not None:
             with writing:
                 target.write(json.dumps(response) + "\n")
@@ -388,10 +417,11 @@ def serve(source: TextIO, target: TextIO, commands: Commands) -> None:
                 message = json.loads(line)
             except ValueError:
                 message = None
-            method = message.get("method") if isinstance(message, dict) else None
-            parameters = (message.get("params") or {}) if method is not None else {}
+            valid = _is_request(message)
+            method, parameters = (message["method"], message.get("params") or {}) if valid else (None, {})
             if method == "notifications/cancelled":
-                commands.cancel(parameters.get("requestId"))
+                if _is_id(number := parameters.get("requestId")):
+                    commands.cancel(number)
             elif method == "tools/call" and "id" in message:
                 commands.expect(message["id"])
                 tool = TOOLS.get(str(parameters.get("name")))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from meshgate.cli.agents import mcp
 from meshgate.cli.agents.mcp import TOOLS, Commands, Outcome, command_of, respond, serve
 from meshgate.cli.app import COMMANDS, app
 from meshgate_wire.handshake import SOFTWARE_VERSION
@@ -74,6 +76,8 @@ def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: lis
         ("exec", {"job": "a"}, "needs command"),
         ("status", {"job": "--help"}, "is not the name of a job"),
         ("run", {"namespace": "a"}, "no argument namespace"),
+        ("call", {"target": "a.b", "kwargs": "{}"}, 'call: kwargs must be an object, not "{}"'),
+        ("call", {"target": "a.b", "args": "[1]"}, 'call: args must be an array, not "[1]"'),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
@@ -130,6 +134,8 @@ def test_messages_are_answered_in_order() -> None:
         {"id": 3, "method": "ping"},
         {"id": 4, "method": "resources/list"},
         ["no request"],
+        {"id": ["not", "hashable"], "method": "tools/call", "params": {"name": "ls"}},
+        {"id": 5, "method": "tools/call", "params": ["ls"]},
     ]
     target = io.StringIO()
     source = io.StringIO("".join(json.dumps(message) + "\n" for message in messages) + "not JSON\n")
@@ -140,7 +146,30 @@ def test_messages_are_answered_in_order() -> None:
     assert [tool["name"] for tool in tools["result"]["tools"]] == list(TOOLS)
     assert (pong["id"], pong["result"]) == (3, {})
     assert unknown["error"]["code"] == -32601
-    assert [each["error"]["code"] for each in invalid] == [-32600, -32600]
+    assert [(each["id"], each["error"]["code"]) for each in invalid] == [(id, -32600) for id in (None, None, 5, None)]
+
+
+def test_a_command_that_cannot_be_run_is_answered_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> Outcome:
+        raise OSError("too many open files")
+
+    commands, target = Commands(), io.StringIO()
+    monkeypatch.setattr(commands, "run", run)
+    serve(io.StringIO('{"id": 1, "method": "tools/call", "params": {"name": "ls"}}\n'), target, commands)
+    answer = json.loads(target.getvalue())
+    assert (answer["id"], answer["error"]) == (1, {"code": -32603, "message": "OSError: too many open files"})
+
+
+def test_a_cancelled_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "END_TIMEOUT", 0.1)
+    ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    commands = Commands()
+    with subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        commands._expected[1] = process
+        commands.cancel(1)
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_the_server_runs_commands() -> None:
