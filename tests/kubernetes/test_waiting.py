@@ -151,7 +151,7 @@ def test_the_images_of_a_job_are_pulled_before_it_is_created(namespace: str, ima
 
 
 def test_an_interrupted_check_of_images_leaves_no_pods(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(pod: object) -> bool:
+    def interrupt(*_: object) -> bool:
         raise KeyboardInterrupt
 
     with own_namespace(f"{namespace}-stopped") as kubectl:

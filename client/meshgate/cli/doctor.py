@@ -35,6 +35,10 @@ def diagnose(
     images: Annotated[
         bool, typer.Option("--images", help="With -n: also pull the images of the job, each by a pod that then ends.")
     ] = False,
+    image_pull_secrets: Annotated[
+        list[str] | None,
+        typer.Option("--image-pull-secret", help="With -n: a Secret with which they are pulled; may be repeated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the way to a job's gateway, and say what to change.
@@ -46,7 +50,7 @@ def diagnose(
     """
     if images and (namespace is None or _behind_a_gateway(namespace)):
         raise typer.BadParameter("--images needs -n, and a kubeconfig without MESHGATE_TOKEN")
-    compute = Compute(gpus=gpus, replicas=replicas, image=image)
+    compute = Compute(gpus=gpus, replicas=replicas, image=image, image_pull_secrets=image_pull_secrets or ())
     findings = list(_findings(job, namespace, watch, compute, images=images))
     emit(Diagnosis(findings=findings), as_json, lambda console: _show(findings, console))
     if any(finding.outcome == "problem" for finding in findings):

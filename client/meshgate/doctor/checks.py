@@ -68,6 +68,10 @@ CONNECT_TIMEOUT = 15.0  # seconds
 TIMEOUT = 60.0  # seconds
 
 _PULLS_NEED = "ask for the permission to create, get and delete pods and to list events, or leave out --images"
+_PULLABLE = (
+    "name an image that the cluster can pull, or the Secret of its registry: --image-pull-secret here, "
+    "Compute(image_pull_secrets=[…]) in the job"
+)
 _REACH = "check the URL, and that the ingress routes to the job's gateway; for a port-forward, that the job runs"
 _UPGRADE = (
     "let the ingress forward websockets: nginx needs `proxy_http_version 1.1` and the headers Upgrade and Connection; "
@@ -97,8 +101,7 @@ def check_cluster(
         started = time.monotonic()
         api.list_rules(namespace)
     except KubernetesError as error:
-        remedy = next((text for kind, text in _REMEDIES.items() if isinstance(error, kind)), "ask the administrator")
-        yield problem("API server", error, remedy)
+        yield problem("API server", error, _remedy(error, "ask the administrator"))
         return
     yield Finding(check="API server", outcome="ok", text=f"answers within {time.monotonic() - started:.2f} s")
     request = JobRequest(namespace=namespace).with_mesh(mesh_from_compute("workers", compute or Compute()))
@@ -108,6 +111,10 @@ def check_cluster(
     if permissions.outcome == "ok":
         yield from _check_admission(api, spec)
         yield from _check_images(api, spec) if images else ()
+
+
+def _remedy(error: KubernetesError, otherwise: str) -> str:
+    return next((text for kind, text in _REMEDIES.items() if isinstance(error, kind)), otherwise)
 
 
 def _check_permissions(api: Api, spec: JobSpec) -> Finding:
@@ -189,12 +196,11 @@ def _check_images(api: Api, spec: JobSpec) -> Iterator[Finding]:
         yield problem("images", error, _PULLS_NEED)
         return
     except KubernetesError as error:
-        yield problem("images", error, f"change the job, or ask the administrator of {spec.namespace}")
+        yield problem("images", error, _remedy(error, f"change the job, or ask the administrator of {spec.namespace}"))
         return
     for image, reason in found.items():
         if reason:
-            remedy = "name an image that the cluster can pull, or the Secret of its registry (image_pull_secrets=)"
-            yield problem("images", f"{image}: {reason}", remedy)
+            yield problem("images", f"{image}: {reason}", _PULLABLE)
         else:
             yield Finding(check="images", outcome="ok", text=f"the cluster can pull {image}")
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from meshgate import Compute
 from meshgate.cli import doctor
 from meshgate.cli.app import app
 from meshgate.doctor.checks import Finding, problem
@@ -24,6 +25,19 @@ def test_problems_have_remedies_and_exit_with_1(run: CliRunner, monkeypatch: pyt
 def test_images_are_those_of_a_job_in_a_cluster(run: CliRunner) -> None:
     result = run.invoke(app, ["doctor", "--images"])
     assert (result.exit_code, "--images needs -n" in result.output) == (2, True), result.output
+
+
+def test_images_are_pulled_with_the_secrets_of_the_job(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Compute] = []
+
+    def check(kubeconfig: None, namespace: str, compute: Compute, *, images: bool) -> list[Finding]:
+        asked.append(compute)
+        return []
+
+    monkeypatch.setattr(doctor, "check_cluster", check)
+    secrets = ["--image-pull-secret", "registry", "--image-pull-secret", "mirror"]
+    run.invoke(app, ["doctor", "-n", "team", "--images", *secrets])
+    assert [each.worker.image_pull_secrets for each in asked] == [("registry", "mirror")]
 
 
 def test_a_cluster_problem_ends_the_checks(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from meshgate import Compute
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches
+from meshgate_kubernetes.errors import Unreachable
 from tests.clusters.kubernetes.objects import node
 from tests.ports import closed_port
 
@@ -205,6 +206,18 @@ def test_a_worker_that_fits_on_no_node_is_a_problem_of_those_who_may_see_nodes(t
     (_, found) = after_permissions(tmp_path, server, Compute(gpus=2))
     assert (found.check, found.outcome) == ("nodes", "problem")
     assert found.text == "Insufficient nvidia.com/gpu: the pod requests 2, the largest node has 0 (2 short)"
+
+
+def test_images_that_cannot_be_checked_for_want_of_an_api_server_are_not_the_fault_of_the_job(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> dict[str, str]:
+        raise Unreachable("it does not respond")
+
+    monkeypatch.setattr("meshgate.doctor.checks.check_pulls", lose)
+    found = list(check_cluster(kubeconfig(tmp_path, url_of(server)), "team", images=True))[-1]
+    assert (found.check, found.outcome) == ("images", "problem")
+    assert "start the VPN" in found.remedy
 
 
 def test_a_low_limit_is_named_with_the_command_that_raises_it(tmp_path: Path) -> None:

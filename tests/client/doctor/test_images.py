@@ -10,45 +10,73 @@ from meshgate import Compute
 from meshgate.doctor.images import check_pulls
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import NotFound, Rejected
+from meshgate_kubernetes.errors import NotFound, Rejected, Unreachable
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
+from meshgate_kubernetes.status.diagnosis import PULL_TIMEOUT
 
 SCHEDULED = [{"type": "PodScheduled", "status": "True"}]
-ENDED = {"phase": "Succeeded", "containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]}
+ENDED = {  # a pod of either image
+    "phase": "Succeeded",
+    "containerStatuses": [{"name": name, "state": {"terminated": {"exitCode": 0}}} for name in ("gateway", "worker")],
+}
 
 
-def waiting(reason: str) -> Object:
+def waiting(reason: str, *sidecars: Object) -> Object:
     state = {"waiting": {"reason": reason, "message": "a reason"}}
-    return {"phase": "Pending", "conditions": SCHEDULED, "containerStatuses": [{"name": "worker", "state": state}]}
+    containers = [*sidecars, {"name": "worker", "state": state}]
+    return {"phase": "Pending", "conditions": SCHEDULED, "containerStatuses": containers}
+
+
+SIDECAR = {"name": "proxy", "state": {"running": {}}}  # as injectors add it, before the others
+LOST = Unreachable("the API server does not respond")
 
 
 class Cluster:
-    """Creates pods with the ``statuses`` of their images, one after the other; rejects those whose images have none."""
+    """Creates pods with the ``statuses`` of their images, one after the other; rejects those whose images have none.
+    ``interrupted``: the image whose pod it creates without an answer, until Ctrl-C."""
 
-    def __init__(self, **statuses: list[Object]) -> None:
+    def __init__(self, interrupted: str = "", **statuses: list[Object | Unreachable]) -> None:
         self.statuses = statuses
+        self.interrupted = interrupted
         self.pods: dict[str, Object] = {}
         self.deleted: list[str] = []
 
-    def create(self, pod: Object) -> Object:
-        if pod["spec"]["containers"][0]["image"] not in self.statuses:
+    def create(self, pod: Object) -> None:
+        image = pod["spec"]["containers"][0]["image"]
+        if image not in self.statuses:
             raise Rejected("no")
         self.pods[pod["metadata"]["name"]] = pod
-        return {**pod, "metadata": {**pod["metadata"], "uid": pod["metadata"]["name"]}}
+        if image == self.interrupted:
+            raise KeyboardInterrupt
 
     def get(self, kind: str, name: str, namespace: str) -> Object:
         pod = self.pods[name]
         statuses = self.statuses[pod["spec"]["containers"][0]["image"]]
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
+        if isinstance(status, Unreachable):
+            raise status
         return {**pod, "metadata": {**pod["metadata"], "uid": name}, "status": status}
 
     def list_objects(self, kind: str, namespace: str, fields: str) -> tuple[list[Object], str]:
         return [], "1"
 
-    def delete(self, kind: str, name: str, namespace: str, uid: str) -> None:
+    def delete(self, kind: str, name: str, namespace: str) -> None:
+        if name not in self.pods:
+            raise NotFound("it does not exist")
         self.deleted.append(name)
-        if len(self.deleted) == 1:
-            raise NotFound("another has deleted it")
+
+
+class Clock:
+    """The time of a check, which passes only while it sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def job(gateway_image: str = "gateway", **gateway: Any) -> JobSpec:
@@ -64,8 +92,10 @@ def check(cluster: Cluster, spec: JobSpec, timeout: float = 600.0) -> dict[str, 
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshgate.doctor.images.LOOK_EVERY", 0.0)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("meshgate.doctor.images.time", clock)
+    return clock
 
 
 def test_pods_are_placed_as_those_of_the_job_and_need_no_gpu() -> None:
@@ -98,6 +128,7 @@ def test_what_keeps_an_image_from_a_node_is_the_answer() -> None:
     ("status", "reason"),
     [
         (waiting("ContainerCreating"), "it was not pulled within 0 s"),
+        (waiting("ContainerCreating", SIDECAR), "it was not pulled within 0 s"),
         (waiting("ImagePullBackOff"), "pod doctor-workers-image: ImagePullBackOff: a reason"),
     ],
 )
@@ -112,3 +143,27 @@ def test_a_rejected_pod_leaves_none_behind() -> None:
     with pytest.raises(Rejected):
         check(cluster, job())
     assert cluster.deleted == ["doctor-gateway-image"]
+
+
+def test_a_pod_is_deleted_if_its_creation_is_interrupted() -> None:
+    cluster = Cluster("worker", worker=[ENDED], gateway=[ENDED])
+    with pytest.raises(KeyboardInterrupt):
+        check(cluster, job())
+    assert sorted(cluster.deleted) == sorted(cluster.pods) == ["doctor-gateway-image", "doctor-workers-image"]
+
+
+def test_an_api_server_that_does_not_respond_is_asked_again_until_the_timeout() -> None:
+    assert check(Cluster(worker=[LOST, LOST, ENDED], gateway=[ENDED]), job()) == {"gateway": "", "worker": ""}
+    cluster = Cluster(worker=[LOST], gateway=[ENDED])
+    with pytest.raises(Unreachable):
+        check(cluster, job(), timeout=0)
+    assert len(cluster.deleted) == 2
+
+
+def test_a_problem_that_passes_does_not_count_towards_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate.doctor.images.LOOK_EVERY", 0.75 * PULL_TIMEOUT)
+    failing, pulling = waiting("ErrImagePull"), waiting("ContainerCreating")
+    cluster = Cluster(worker=[failing, pulling, failing, ENDED], gateway=[ENDED])
+    assert check(cluster, job()) == {"gateway": "", "worker": ""}
+    cluster = Cluster(worker=[failing, failing, failing, ENDED], gateway=[ENDED])
+    assert check(cluster, job())["worker"] == "pod doctor-workers-image: ErrImagePull: a reason"
