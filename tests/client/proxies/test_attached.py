@@ -44,6 +44,7 @@ class Client:
         self.replayed: bool | None = None
         self.requested: list[ReadKept] = []
         self.released: list[int] = []
+        self.named_values: dict[int, object] = {}
 
     def restore_call(self, number: int, call: Any) -> None:
         self.restored[number] = call
