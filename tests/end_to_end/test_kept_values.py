@@ -149,7 +149,14 @@ class Concurrent(Actor):
         return bytes([self.rank]) * size
 
 
-class Referrer(Actor):
+class Opener(Actor):
+    @endpoint
+    async def open(self) -> Any:
+        port, self.receiver = Channel.open()
+        return port
+
+
+class Referrer(Opener):
     """Uses references to values."""
 
     def __init__(self, held: Any = None) -> None:
@@ -171,11 +178,6 @@ class Referrer(Actor):
     @endpoint
     async def give_back(self, reference: Any) -> Any:
         return reference
-
-    @endpoint
-    async def open(self) -> Any:
-        port, self.receiver = Channel.open()
-        return port
 
     @endpoint
     async def receive(self) -> Any:
@@ -200,12 +202,7 @@ class Blocking(Maker):
         return [threading.Lock()]
 
 
-class Receiver(Actor):
-    @endpoint
-    async def open(self) -> Any:
-        port, self.receiver = Channel.open()
-        return port
-
+class Receiver(Opener):
     @endpoint
     async def receive(self) -> Any:
         """What the next message begins with."""

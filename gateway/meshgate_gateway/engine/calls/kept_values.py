@@ -38,7 +38,7 @@ from meshgate_gateway.engine.monarch.interface import (
     error_text,
 )
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
-from meshgate_gateway.engine.objects.regions import extent_of, ranks_of, ranks_within
+from meshgate_gateway.engine.objects.regions import extent_of, rank_region, ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
 from meshgate_gateway.engine.on_worker.kept_references import MODULE
 from meshgate_wire import Fragments
@@ -213,12 +213,12 @@ class KeptValues:
                 raise invalid(f"{name} runs on {size} ranks and takes kept values of {kept_size}")
             await self._wait_kept(argument.kept)
             self._require_alive(argument.kept, ranks_of(argument.region))
-            if argument.reference and not procs.number:
-                raise invalid(f"{name} cannot have references, as an actor has spawned its processes: leave out .ref()")
-            if argument.reference:
+            if not argument.reference:
+                used[index] = argument
+            elif procs.number:
                 objects[index] = self._refer(argument, chosen)
             else:
-                used[index] = argument
+                raise invalid(f"{name} cannot have references, as an actor has spawned its processes: leave out .ref()")
         if not used:
             return objects, lambda positions: None
         delivery, forget = await self._deliver(name, procs, region, used, target=target, chosen=chosen, call=call)
@@ -248,7 +248,7 @@ class KeptValues:
         ranks = ranks_of(region)
         at = region
         if chosen is not None:
-            at = _place(ranks[chosen])
+            at = rank_region(ranks[chosen])
         for argument in used.values():
             argument.kept.uses += 1
         try:
@@ -342,8 +342,8 @@ class KeptValues:
         if not isinstance(procs, ProcMesh):
             return b"-this process does not belong to the session"
         try:
-            used = {0: KeptArgument(kept, _place(at), False)}
-            delivery, _ = await self._deliver("reference.get", procs, _place(rank), used, target=OWN)
+            used = {0: KeptArgument(kept, rank_region(at), False)}
+            delivery, _ = await self._deliver("reference.get", procs, rank_region(rank), used, target=OWN)
         except RequestFailed as error:
             failure = error.failure
             if failure.kind == "actor" and error.buffers:
@@ -450,7 +450,7 @@ class KeptValues:
         """
         first = next(argument for argument in arguments if isinstance(argument, KeptArgument))
         procs = first.kept.servers.procs
-        at = _place(ranks_of(first.region)[0])
+        at = rank_region(ranks_of(first.region)[0])
         objects, forget = await self.deliver("port.send", procs, at, arguments, target=OWN)
         try:
             servers = await self._served(procs, at)
@@ -572,7 +572,7 @@ class KeptValues:
             return
         payload = self._monarch.engine_payload(*args)
         for rank in set(ranks) - servers.procs.dead.keys():
-            alone = MeshRef(object=0, region=_place(rank))
+            alone = MeshRef(object=0, region=rank_region(rank))
             self._monarch.cast(self._lookup.actors(servers.actors, alone)[1], endpoint, False, payload, None)
 
     def actors_ended(self, mesh: ActorMesh) -> None:
@@ -679,11 +679,6 @@ class KeptValues:
         """Asks the processes: Monarch may report actors before their constructors have run."""
         actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
-
-
-def _place(rank: int) -> Region:
-    """The part of a mesh that is one base rank."""
-    return Region(labels=(), offset=rank, sizes=(), strides=())
 
 
 def _require_living(pending: PendingCall, procs: ProcMesh) -> None:

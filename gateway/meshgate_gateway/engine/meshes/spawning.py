@@ -23,7 +23,7 @@ from meshgate_gateway.engine.monarch.interface import (
     unreachable_addresses,
 )
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
-from meshgate_gateway.engine.objects.regions import procs_region, ranks_of
+from meshgate_gateway.engine.objects.regions import procs_region, rank_region, ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
@@ -271,7 +271,7 @@ class Controllers:
 
     async def _start(self, version: str | None, paths: tuple[str, ...]) -> ActorMesh:
         procs, actors = self._objects.reserve(), self._objects.reserve()
-        host = MeshRef(object=self._first_hosts(), region=Region(labels=(), offset=0, sizes=(), strides=()))
+        host = MeshRef(object=self._first_hosts(), region=rank_region(0))
         await self._spawner.spawn_procs(
             SpawnProcs(object=procs, hosts=host, per_host={}, name=NAME, version=version, paths=paths), ()
         )

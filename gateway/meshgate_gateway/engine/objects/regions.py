@@ -52,6 +52,11 @@ def hosts_region(count: int, offset: int = 0) -> Region:
     return Region(labels=("hosts",), offset=offset, sizes=(count,), strides=(1,))
 
 
+def rank_region(rank: int) -> Region:
+    """The part of a mesh that is one base rank. It has no dimensions."""
+    return Region(labels=(), offset=rank, sizes=(), strides=())
+
+
 def procs_region(hosts: Region, per_host: Mapping[str, int]) -> Region:
     """The dense region of processes spawned on ``hosts``: Monarch numbers them from 0, hosts first.
 

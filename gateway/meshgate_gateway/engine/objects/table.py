@@ -25,7 +25,7 @@ from meshgate_gateway.engine.objects.records import (
     answered,
     remember,
 )
-from meshgate_gateway.engine.objects.regions import ranks_within
+from meshgate_gateway.engine.objects.regions import rank_region, ranks_within
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Argument, Failure, MeshRef, Region
 
@@ -242,7 +242,7 @@ class Lookup:
 
         ``rank`` is its base rank, ``position`` its rank in the part.
         """
-        alone = MeshRef(object=ref.object, region=Region(labels=(), offset=rank, sizes=(), strides=()))
+        alone = MeshRef(object=ref.object, region=rank_region(rank))
         region = mesh.region if ref.region is None else ref.region
         return self.actors(mesh, alone)[1], self._monarch.payload_at(payload, position, region)
 

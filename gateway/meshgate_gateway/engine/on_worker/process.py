@@ -113,8 +113,7 @@ async def set_up_process(
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
     5. Asks before it sends the engine, whose actor id is ``root``, a large message, and says with each reply how much
        it had printed. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception``
-       send every exception. Runs calls that arrive as one message. Lets actors have
-       references to kept values.
+       send every exception. Runs calls that arrive as one message. Lets actors have references to kept values.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
