@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from meshgate.code_sync.session_sync import sync_for
 from meshgate.testing import NetworkProxy
 from meshgate_sync.upload import Sender
 from tests.projects import project_in
+from tests.waiting import DEADLINE
 
 PROMPT = 45.0  # seconds: half of what a relay may take, and far less than a version may
 
@@ -120,14 +122,18 @@ def test_a_host_that_is_killed_during_a_sync_is_named_with_the_reason(job: Any, 
             killed.append(host_processes(job)[1])
             os.kill(killed[0], signal.SIGKILL)
 
-    def push_twice() -> None:
+    def push_until_lost() -> None:
         code.push(progress=kill_once)
-        (project / "note").write_text("again")  # if the version had reached the host before it was killed
-        code.push()
+        kill_once(None)  # if the version had reached the hosts before this process looked
+        for number in count():  # the agent of a killed host may take another version before it ends
+            (project / "note").write_text(f"again {number}")
+            code.push()
+            assert time.monotonic() < deadline
 
     job.state().workers.initialized.get(timeout=60)
+    deadline = time.monotonic() + DEADLINE
     with pytest.raises(SupervisionError, match=r"workers-1: the host .* was killed by SIGKILL") as caught:
-        push_twice()
+        push_until_lost()
     assert killed
     assert caught.value.failure is not None
     assert caught.value.failure.hosts == {1: "workers-1"}

@@ -142,11 +142,15 @@ class ObjectTable:
         return self._unreferenced_from(remote)
 
     def fail(self, number: int, failure: Failure) -> list[int]:
-        """Marks the creation of an object as failed. Returns what ``stop`` returns."""
+        """Marks the creation of an object as failed. Returns what ``stop`` returns.
+
+        If only an earlier step failed, the failure of that step is kept: it knows the exception.
+        """
         remote = self._objects.get(number)
         if remote is None:
             return []
-        remote.failure = remote.failure or failure
+        if failure.kind != "step" or not any(ancestor.failure for ancestor in remote.ancestors):
+            remote.failure = remote.failure or failure
         self.any_failed = True
         return self._unreferenced_from(remote)
 

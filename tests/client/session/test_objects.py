@@ -37,6 +37,17 @@ def test_the_first_failure_of_an_object_counts() -> None:
     assert objects.failure_of(hosts) == (objects.get(hosts), FAILURE)
 
 
+def test_the_failure_of_the_step_itself_counts_whichever_is_reported_first() -> None:
+    because_of_it = FAILURE.model_copy(update={"kind": "step", "step": "spawn_procs"})
+    objects, _, procs, actors = family()
+    objects.fail(procs, FAILURE)
+    objects.fail(actors, because_of_it)
+    assert objects.failure_of(actors) == (objects.get(procs), FAILURE)
+    objects, _, procs, actors = family()
+    objects.fail(actors, because_of_it)
+    assert objects.failure_of(actors) == (objects.get(actors), because_of_it)
+
+
 def test_a_stopped_object_fails_its_descendants() -> None:
     objects, hosts, procs, actors = family()
     remote = objects.get(procs)
