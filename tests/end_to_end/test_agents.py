@@ -167,9 +167,8 @@ def test_an_interrupted_call_is_cancelled_and_its_ranks_are_free(
     job = str(job_of_its_own.apply_id)
 
     def waits() -> bool:
-        """For a second, by when the command has long begun to wait for the result."""
         calls = [call for each in job_of_its_own.status().sessions for call in each.calls]
-        return any(call.age > 1.0 for call in calls)
+        return any(call.endpoint.endswith("wait") and not call.cancelled for call in calls)
 
     command = subprocess.Popen([*MESHGATE, "call", "--job", job, "waiters.wait", "1e6"], cwd=project)
     try:

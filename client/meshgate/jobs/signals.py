@@ -55,5 +55,31 @@ def keep_handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def hold_signals() -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or SIGHUP in a block takes effect at its end; a second one at once, as the block may
+    hang. Only in the main thread, and only what Python handles."""
+    numbers = (signal.SIGINT, *_SIGNALS) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    held: list[int] = []
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+        restore()
+
+    try:
+        for number in before:
+            signal.signal(number, hold)
+        yield
+    finally:
+        restore()
+        for each in held:
+            signal.raise_signal(each)
+
+
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)

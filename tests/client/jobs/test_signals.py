@@ -43,6 +43,27 @@ def test_a_signal_in_a_with_block_ends_the_job_and_exits_as_shells_expect(number
     assert not {outer.allocation, inner.allocation} & RUNNING
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_held_signal_raises_at_the_end_of_the_block_and_a_second_one_at_once(number: signal.Signals) -> None:
+    reached: list[int] = []
+
+    def run(times: int) -> None:
+        with signals.hold_signals():
+            for each in range(times):
+                signal.raise_signal(number)
+                reached.append(each)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert signals.catch_end_signals()
+    for times in (1, 2):
+        reached.clear()
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(times)
+        assert reached == [0]
+        assert signal.getsignal(signal.SIGINT) is before
+    signals.restore_signals()
+
+
 def test_handlers_of_the_program_are_left_alone() -> None:
     received: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))

@@ -26,6 +26,7 @@ from meshgate.code_sync.project import driver_tree
 from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo, choose_session
+from meshgate.jobs.signals import hold_signals
 from meshgate.jobs.trait import JobTrait
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy, ProcMeshProxy
 from meshgate.session.futures import CONTINUES
@@ -154,20 +155,25 @@ class _Work:
         return getattr(importlib.import_module(self.target.module), self.target.name)  # type: ignore[no-any-return]
 
     def _call(self, actors: Any) -> None:
-        args, kwargs = self.values
         try:
             with self.steps("call"):
-                values = self._wait(getattr(actors, self.target.endpoint).call(*args, **kwargs)).values()
+                values = self._value(getattr(actors, self.target.endpoint)).values()
             self.found = [json_value(rank, value) for rank, value in enumerate(values)]
         finally:
             time.sleep(OUTPUT_GRACE)
 
-    def _wait(self, result: Any) -> Any:
-        """The value of a call. Raises TimeoutError, or what Ctrl-C or SIGTERM raise; the call is cancelled then: its
+    def _value(self, endpoint: Any) -> Any:
+        """Calls the endpoint. Raises TimeoutError, or what Ctrl-C or SIGTERM raise; the call is cancelled then: its
         result would not be read."""
+        args, kwargs = self.values
+        result = None
         try:
+            with hold_signals():  # until the call that was sent can be cancelled
+                result = endpoint.call(*args, **kwargs)
             return result.get(self.timeout)
         except (TimeoutError, KeyboardInterrupt, SystemExit) as error:
+            if result is None:
+                raise
             result.cancel()
             result.exception(CANCEL_TIMEOUT)
             if not isinstance(error, TimeoutError):

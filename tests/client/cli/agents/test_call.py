@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import signal
+from typing import Any, cast
 
 import pytest
 import typer
 
-from meshgate.cli.agents.call import Target, json_value, parse_target, parse_values
+from meshgate.cli.agents.call import Target, _Work, json_value, parse_target, parse_values
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,29 @@ def test_a_target_names_actors_or_a_class(text: str, expected: Target) -> None:
 def test_other_targets_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"MESH\.ENDPOINT"):
         parse_target(text)
+
+
+def test_a_call_that_a_signal_interrupts_while_it_is_made_is_cancelled() -> None:
+    class Call:
+        """An endpoint, and the result of its call."""
+
+        cancelled = False
+
+        def call(self) -> Call:
+            signal.raise_signal(signal.SIGINT)
+            return self
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+        def exception(self, timeout: float) -> None:
+            assert self.cancelled
+
+    made = Call()
+    work = _Work(cast("Any", None), Target("", "m", "e"), ([], {}), ([], {}), False, None, None, None)
+    with pytest.raises(KeyboardInterrupt):
+        work._value(made)
+    assert made.cancelled
 
 
 def test_values_are_json_with_or_without_a_name() -> None:
