@@ -8,6 +8,7 @@ at once, also while a call hangs; the others run one after the other, as their e
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import subprocess
@@ -35,8 +36,8 @@ _MODULES = "meshgate.cli.agents.call"
 _MODULES_IN_CLUSTER = "meshgate.jobs.kubernetes.job, meshgate_kubernetes.api.credentials"
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
-_TYPES = {"args": (list, "an array"), "kwargs": (dict, "an object"), "init": (dict, "an object")}
 _SECONDS = {"type": "number", "description": "seconds"}
+_TYPES = {"args": list, "kwargs": dict, "init": dict}  # they are passed on item by item
 _EDIT = Edit.model_json_schema()
 _JOB = {
     "type": "string",
@@ -150,26 +151,24 @@ class Outcome:
     stderr: str
 
 
-Run = Callable[[Any, list[str]], Outcome]
-"""Runs a command for the request with an id."""
+Run = Callable[[Any, list[str]], Outcome | None]
+"""Runs a command for the request with an id. None: the request was cancelled."""
 
 
-def command_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The arguments of ``meshgate`` for a call of a tool. Raises TypeError or ValueError if they do not fit its
-    schema."""
-    if not isinstance(arguments, dict):
-        raise TypeError(f"arguments must be an object, not {json.dumps(arguments)}")
+def command_of(name: str, arguments: Any) -> list[str]:
+    """The arguments of ``meshgate`` for a call of a tool. Raises ValueError if they do not fit its schema."""
     tool = TOOLS.get(name)
     if tool is None:
         raise ValueError(f"unknown tool {name!r}; the tools are {', '.join(TOOLS)}")
+    _require(arguments, dict, "arguments")
     schema = tool.schema()
     if unknown := set(arguments) - set(schema["properties"]):
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     if missing := set(schema["required"]) - set(arguments):
         raise ValueError(f"{name} needs {', '.join(sorted(missing))}")
-    for argument, (kind, text) in _TYPES.items():
-        if not isinstance(arguments.get(argument), (kind, type(None))):
-            raise TypeError(f"{name}: {argument} must be {text}, not {json.dumps(arguments[argument])}")
+    for argument, kind in _TYPES.items():
+        if arguments.get(argument) is not None:
+            _require(arguments[argument], kind, argument)
     options = [text for option in tool.options for text in _option(option, arguments.get(option))]
     options += [f"--namespace={arguments['namespace']}"] if "namespace" in arguments else []
     job = [str(arguments["job"])] if "job" in arguments else []
@@ -179,6 +178,12 @@ def command_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
         options, job = [*options, *(f"--job={each}" for each in job)], []
     positional = [text for argument in tool.positional for text in _positional(argument, arguments.get(argument))]
     return [name, "--json", *options, *job, *(["--", *positional] if positional else [])]
+
+
+def _require(value: Any, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        expected = "an array" if kind is list else "an object"
+        raise ValueError(f"{name} must be {expected}, not {json.dumps(value)}")  # noqa: TRY004 - as command_of says
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -201,14 +206,14 @@ def _positional(name: str, value: Any) -> list[str]:
 
 
 def respond(message: Any, run: Run) -> dict[str, Any] | None:
-    """The response to a message; None for a notification."""
+    """The response to a message; None for a notification and a cancelled request."""
+    number = message.get("id") if isinstance(message, dict) else None
     if not _is_request(message):
-        number = message.get("id") if isinstance(message, dict) else None
         text = "expected a JSON-RPC request: a method, params that are an object, an id that is a string or a number"
         return _error(number if _is_id(number) else None, INVALID_REQUEST, text)
     if "id" not in message:
         return None
-    number, method, parameters = message["id"], message["method"], message.get("params") or {}
+    method, parameters = message["method"], message.get("params") or {}
     if method == "tools/call":
         return _call(number, parameters, run)
     if method == "initialize":
@@ -253,12 +258,13 @@ def _tools() -> list[dict[str, Any]]:
     return found
 
 
-def _call(number: Any, parameters: Mapping[str, Any], run: Run) -> dict[str, Any]:
+def _call(number: Any, parameters: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     try:
         command = command_of(str(parameters.get("name")), parameters.get("arguments") or {})
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         return _error(number, INVALID_ARGUMENTS, str(error))
-    return _result(number, _tool_result(run(number, command)))
+    outcome = run(number, command)
+    return _result(number, _tool_result(outcome)) if outcome is not None else None
 
 
 def _greeting(version: Any) -> dict[str, Any]:
@@ -341,17 +347,18 @@ class Commands:
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", _COMMAND.format(modules=self._modules)]
-        return subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+        return subprocess.Popen(command, errors="backslashreplace", stdin=pipe, stdout=pipe, stderr=pipe)
 
     def expect(self, number: Any) -> None:
         """From now on, the request with this id can be cancelled."""
         with self._lock:
             self._expected[number] = None
 
-    def run(self, number: Any, arguments: list[str]) -> Outcome:
+    def run(self, number: Any, arguments: list[str]) -> Outcome | None:
+        """The outcome of the command; None if its request was cancelled."""
         with self._lock:
             if number not in self._expected:
-                return Outcome(1, "", f"{arguments[0]} was cancelled before it began")
+                return None
             process, self._next = self._next or self._start(), None
             self._expected[number] = process
             if any(each.startswith("--namespace=") for each in arguments):  # then the next one probably has it, too
@@ -361,9 +368,12 @@ class Commands:
                 stdout, stderr = process.communicate(json.dumps(arguments), TIMEOUT)
             except subprocess.TimeoutExpired:
                 _end(process)
+                process.communicate()
                 return Outcome(1, "", f"{arguments[0]} did not finish within {TIMEOUT:g} s")
             finally:
-                self._forget(number)
+                cancelled = self._forget(number) is None
+        if cancelled:
+            return None
         # ``logs`` prints nothing where nothing was printed
         nothing = not stdout and arguments[0] == "logs" and not process.returncode
         return Outcome(process.returncode, '{"lines": []}' if nothing else stdout, stderr)
@@ -402,12 +412,13 @@ def serve(source: TextIO, target: TextIO, commands: Commands) -> None:
     def answer(message: Any) -> None:
         try:
             response = respond(message, commands.run)
-        except Exception as error:  # noqa: BLE001 - the host, which waits for an answer, gets it
+        except Exception as error:  # noqa: BLE001 - reported to the host, which waits for an answer
             response = _error(message["id"], INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         if response is not None:
             with writing:
                 target.write(json.dumps(response) + "\n")
                 target.flush()
+        with contextlib.suppress(OSError):  # the next command starts its process then, and reports what fails
             commands.prepare()
 
     reading, changing = pools = ThreadPoolExecutor(), ThreadPoolExecutor(1)
@@ -415,7 +426,7 @@ def serve(source: TextIO, target: TextIO, commands: Commands) -> None:
         for line in source:
             try:
                 message = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 message = None
             valid = _is_request(message)
             method, parameters = (message["method"], message.get("params") or {}) if valid else (None, {})

@@ -111,25 +111,31 @@ def run_program(
 
 def _wait(process: subprocess.Popen[bytes], timeout: float | None) -> bool:
     """Whether the process has ended by itself. Otherwise it was ended, as by SIGTERM, which raises SystemExit. Ctrl-C
-    in a terminal reaches both."""
+    in a terminal reaches both, so the process has time to end by itself. Another signal meanwhile kills it."""
     try:
         process.wait(timeout)
         return True
     except subprocess.TimeoutExpired:
         _end(process)
         return False
+    except KeyboardInterrupt:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT)
+        _end(process)
+        raise
     except SystemExit:
         _end(process)
         raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _tail(path: Path) -> str:

@@ -5,6 +5,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from meshgate.cli.agents import mcp
 from meshgate.cli.agents.mcp import TOOLS, Commands, Outcome, command_of, respond, serve
 from meshgate.cli.app import COMMANDS, app
 from meshgate_wire.handshake import SOFTWARE_VERSION
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE, wait_for
 
 
-def call(name: str, arguments: dict[str, Any], outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008
+def call(name: str, arguments: Any, outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008
     parameters = {"name": name, "arguments": arguments}
     message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": parameters}
     response = respond(message, lambda number, command: outcome)
@@ -76,12 +78,17 @@ def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: lis
         ("exec", {"job": "a"}, "needs command"),
         ("status", {"job": "--help"}, "is not the name of a job"),
         ("run", {"namespace": "a"}, "no argument namespace"),
-        ("call", {"target": "a.b", "kwargs": "{}"}, 'call: kwargs must be an object, not "{}"'),
-        ("call", {"target": "a.b", "args": "[1]"}, 'call: args must be an array, not "[1]"'),
+        ("call", {"target": "m.e", "kwargs": "{}"}, 'kwargs must be an object, not "{}"'),
+        ("call", {"target": "m:C.e", "init": [1]}, "init must be an object, not [1]"),
+        ("call", {"target": "m.e", "args": "[1]"}, 'args must be an array, not "[1]"'),
+        ("call", {"target": "m.e", "args": 5}, "args must be an array, not 5"),
+        ("ls", ["a"], "arguments must be an object"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
-    assert message in call(name, arguments)["error"]["message"]
+def test_arguments_that_do_not_fit_are_refused(name: str, arguments: Any, message: str) -> None:
+    error = call(name, arguments)["error"]
+    assert error["code"] == -32602
+    assert message in error["message"]
 
 
 def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
@@ -126,6 +133,12 @@ def test_a_failure_has_the_commands_message() -> None:
     assert (result["isError"], result["content"][0]["text"]) == (True, "meshgate: no job runs on this machine")
 
 
+def served(*lines: str) -> list[Any]:
+    target = io.StringIO()
+    serve(io.StringIO("".join(f"{line}\n" for line in lines)), target, Commands())
+    return [json.loads(line) for line in target.getvalue().splitlines()]
+
+
 def test_messages_are_answered_in_order() -> None:
     messages: list[Any] = [
         {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-03-26"}},
@@ -134,42 +147,14 @@ def test_messages_are_answered_in_order() -> None:
         {"id": 3, "method": "ping"},
         {"id": 4, "method": "resources/list"},
         ["no request"],
-        {"id": ["not", "hashable"], "method": "tools/call", "params": {"name": "ls"}},
-        {"id": 5, "method": "tools/call", "params": ["ls"]},
     ]
-    target = io.StringIO()
-    source = io.StringIO("".join(json.dumps(message) + "\n" for message in messages) + "not JSON\n")
-    serve(source, target, Commands())
-    greeting, tools, pong, unknown, *invalid = map(json.loads, target.getvalue().splitlines())
+    greeting, tools, pong, unknown, *invalid = served(*map(json.dumps, messages), "not JSON")
     assert greeting["result"]["protocolVersion"] == "2025-03-26"
     assert "meshgate why" in greeting["result"]["instructions"]
     assert [tool["name"] for tool in tools["result"]["tools"]] == list(TOOLS)
     assert (pong["id"], pong["result"]) == (3, {})
     assert unknown["error"]["code"] == -32601
-    assert [(each["id"], each["error"]["code"]) for each in invalid] == [(id, -32600) for id in (None, None, 5, None)]
-
-
-def test_a_command_that_cannot_be_run_is_answered_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object) -> Outcome:
-        raise OSError("too many open files")
-
-    commands, target = Commands(), io.StringIO()
-    monkeypatch.setattr(commands, "run", run)
-    serve(io.StringIO('{"id": 1, "method": "tools/call", "params": {"name": "ls"}}\n'), target, commands)
-    answer = json.loads(target.getvalue())
-    assert (answer["id"], answer["error"]) == (1, {"code": -32603, "message": "OSError: too many open files"})
-
-
-def test_a_cancelled_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "END_TIMEOUT", 0.1)
-    ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
-    commands = Commands()
-    with subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        commands._expected[1] = process
-        commands.cancel(1)
-        assert process.wait(60) == -signal.SIGKILL
+    assert [each["error"]["code"] for each in invalid] == [-32600, -32600]
 
 
 def test_the_server_runs_commands() -> None:
@@ -179,9 +164,75 @@ def test_the_server_runs_commands() -> None:
     assert json.loads(done.stdout)["result"]["structuredContent"]["jobs"] is not None
 
 
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ('{"id": 1, "method": "ping", "params": ["x"]}', 1),
+        ('{"id": 1, "method": "tools/call", "params": "x"}', 1),
+        ('{"method": "notifications/cancelled", "params": [1]}', None),
+        ('{"id": [1], "method": "tools/call", "params": {"name": "ls"}}', None),
+        ('{"id": {}, "method": "ping"}', None),
+        ('{"id": null, "method": "ping"}', None),
+        ('{"id": true, "method": "ping"}', None),
+        ("[" * 100_000, None),
+    ],
+)
+def test_an_invalid_request_is_refused_and_the_next_one_served(line: str, number: int | None) -> None:
+    refused, pong = served(line, '{"id": "a", "method": "ping", "params": null}')
+    assert (refused["id"], refused["error"]["code"]) == (number, -32600)
+    assert pong == {"jsonrpc": "2.0", "id": "a", "result": {}}
+
+
+def test_a_cancellation_of_no_request_is_ignored() -> None:
+    lines = [f'{{"method": "notifications/cancelled", "params": {{"requestId": {value}}}}}' for value in ("[1]", "7")]
+    target, commands = io.StringIO(), Commands()
+    commands.expect(5)
+    serve(io.StringIO("\n".join([*lines, '{"id": 2, "method": "ping"}'])), target, commands)
+    assert json.loads(target.getvalue())["id"] == 2
+
+
+def test_a_process_that_does_not_start_is_an_error_of_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    requests = (f'{{"id": {number}, "method": "tools/call", "params": {{"name": "sync"}}}}' for number in (1, 2))
+    pong, *answers = served('{"id": 0, "method": "ping"}', *requests)
+    assert pong["result"] == {}
+    assert [(each["id"], each["error"]["code"]) for each in answers] == [(1, -32603), (2, -32603)]
+    assert all("/nowhere/python" in each["error"]["message"] for each in answers)
+
+
 def run_in(commands: Commands, *arguments: str) -> Outcome:
     commands.expect(1)
-    return commands.run(1, list(arguments))
+    outcome = commands.run(1, list(arguments))
+    assert outcome is not None
+    return outcome
+
+
+def test_output_that_cannot_be_decoded_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_COMMAND", r"import os; os.write(2, b'\xff')")
+    assert run_in(Commands(), "ls").stderr == r"\xff"
+
+
+@pytest.mark.parametrize("end", [lambda commands: commands.cancel(1), Commands.close], ids=["cancel", "close"])
+def test_a_command_that_ignores_sigterm_is_killed(
+    end: Callable[[Commands], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    program = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    monkeypatch.setattr(mcp, "_COMMAND", f"{program}pathlib.Path({str(ready)!r}).touch(); time.sleep(600)")
+    monkeypatch.setattr(mcp, "END_TIMEOUT", 0.1)
+    commands = Commands()
+    commands.expect(1)
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(commands.run, 1, ["ls"])
+        wait_for(ready.exists, "the command to run")
+        process = commands._expected[1]
+        assert process is not None
+        try:
+            end(commands)
+            assert outcome.result(DEADLINE) is None
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_the_process_of_the_next_command_is_ready_before_it_and_ends_without_one() -> None:
@@ -263,9 +314,8 @@ def test_a_host_reads_while_a_command_runs_and_cancels_it_and_those_that_wait(tm
         assert server.next_answer()["id"] == 3
         server.send("notifications/cancelled", requestId=2)
         server.send("notifications/cancelled", requestId=1)
-        answers = [server.next_answer(), server.next_answer()]
-    assert [(each["id"], each["result"]["isError"]) for each in answers] == [(1, True), (2, True)]
-    assert "cancelled before it began" in str(answers[1])
+        server.call(4, "run", code="")  # runs after those that were cancelled, which are not answered
+        assert server.next_answer()["id"] == 4
     assert not runs(started)
     assert not (tmp_path / "second").exists()
 

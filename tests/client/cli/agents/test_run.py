@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from typer.testing import CliRunner
 
 from meshgate.cli.agents.run import Edit, apply_edits
 from meshgate.cli.app import app
+from tests.waiting import DEADLINE
 
 
 def result_of(run: CliRunner, *arguments: str) -> dict[str, Any]:
@@ -53,6 +60,75 @@ def test_a_program_that_takes_too_long_is_ended(run: CliRunner) -> None:
     found = json.loads(result.stdout)
     assert (result.exit_code, found["returncode"]) == (143, -15)
     assert found["error"]["type"] == "TimeoutError"
+
+
+PROGRAM = """
+import os, pathlib, signal, sys, time
+def handle(number, frame):
+    if number == signal.SIGINT:
+        time.sleep(1)  # longer than subprocess waits for a process after Ctrl-C
+        print("interrupted", flush=True)
+        sys.exit(7)
+    print("terminated", flush=True)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, handle)
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def command() -> Iterator[Callable[[float], tuple[subprocess.Popen[str], int]]]:
+    """Starts ``meshgate run`` with the program above, which has the time to end; returns it and the program's pid."""
+    pids: list[int] = []
+
+    def start(end_timeout: float) -> tuple[subprocess.Popen[str], int]:
+        code = f"from meshgate.cli.agents import run; run.END_TIMEOUT = {end_timeout}; "
+        arguments = [sys.executable, "-c", f"{code}from meshgate.cli.app import app; app()", "run", "--code", PROGRAM]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert process.stdout is not None
+        pids.append(process.pid)
+        return process, int(process.stdout.readline())
+
+    yield start
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # else it has left the program running
+            os.killpg(pid, signal.SIGKILL)
+
+
+Command: TypeAlias = "Callable[[float], tuple[subprocess.Popen[str], int]]"
+
+
+def test_a_second_sigterm_kills_the_program(command: Command) -> None:
+    process, program = command(600.0)
+    with process:
+        assert process.stdout is not None
+        process.terminate()
+        assert process.stdout.readline() == "terminated\n"
+        process.terminate()
+        assert process.wait(DEADLINE) == 143
+    assert not Path("/proc", str(program)).exists()
+
+
+def test_a_ctrl_c_that_does_not_reach_the_program_ends_it_after_a_while(command: Command) -> None:
+    process, program = command(0.2)
+    with process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 130
+        assert process.stdout is not None
+        assert "interrupted" not in process.stdout.read()
+    assert not Path("/proc", str(program)).exists()
+
+
+def test_after_a_ctrl_c_in_a_terminal_the_program_has_time_to_end(command: Command) -> None:
+    process, program = command(600.0)
+    with process:
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(DEADLINE) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == "interrupted\n"
+    assert not Path("/proc", str(program)).exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["nowhere.py"], ["a.py", "--code", "b"]])
