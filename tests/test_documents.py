@@ -41,6 +41,15 @@ def test_every_file_that_a_document_names_exists(document: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_begins_with_its_title_after_any_front_matter(document: Path) -> None:
+    text = document.read_text()
+    if front_matter := re.match(r"---\n(.*?)\n---\n\n", text, re.DOTALL):
+        assert isinstance(yaml.safe_load(front_matter[1]), dict)
+        text = text[front_matter.end() :]
+    assert text.startswith("# ")
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
 def test_every_python_block_compiles(block: Block) -> None:
     code = block.code.rstrip()
