@@ -163,12 +163,40 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.timeout(900)  # several programs
 @pytest.mark.parametrize(
     "document",
-    ["docs/hanging_ranks.md", "docs/jobs.md", "docs/packages.md", "docs/tutorial_cluster.md", "docs/two_jobs.md"],
+    [
+        "docs/hanging_ranks.md",
+        "docs/jobs.md",
+        "docs/kept_values.md",
+        "docs/packages.md",
+        "docs/ranks.md",
+        "docs/tracing.md",
+        "docs/tutorial_cluster.md",
+        "docs/two_jobs.md",
+    ],
 )
 def test_programs_in_documents_run_as_pasted(document: str, tmp_path: Path) -> None:
-    for program in programs_in(document):
+    programs = programs_in(document)
+    assert programs
+    for program in programs:
         run_program(program, tmp_path)
         assert os.listdir(tmp_path) == ["program.py"]
+
+
+def test_the_program_about_training_scripts_runs_one_on_four_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import os, sys\n\nprint("rank", os.environ["RANK"], *sys.argv[1:])\n')
+    (program,) = programs_in("docs/spmd.md")
+    printed = run_program(program, tmp_path)
+    assert sorted(re.findall(r"rank (\d) --lr 0\.001$", printed, re.MULTILINE)) == ["0", "1", "2", "3"]
+
+
+def test_the_program_about_submitting_prints_what_its_run_prints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import sys\n\nprint("trained", *sys.argv[1:])\n')
+    program = next(block.code for block in python_blocks(ROOT / "docs" / "submit.md"))
+    try:
+        printed = run_program(program, tmp_path, strict=False)  # a line may say how far a slow submission has come
+        assert printed.startswith("trained --lr 1e-3\n0 ")
+    finally:
+        job_load(str(tmp_path / ".monarch" / "job_state.pkl")).kill()
 
 
 @pytest.mark.parametrize("document", ["docs/index.md", "docs/notebooks.md"])
@@ -222,8 +250,25 @@ def test_the_tutorial_on_live_code_can_be_followed(tmp_path: Path) -> None:
 
 
 def test_the_program_about_sessions_returns_to_what_its_first_run_has_started(tmp_path: Path) -> None:
-    (program,) = programs_in("docs/sessions.md")
+    program, _ = programs_in("docs/sessions.md")
     assert run_program(program, tmp_path) == "started; run this program again\n"
     printed = run_program(program, tmp_path)
     assert "step 50 of 50" in printed
     assert "({'hosts': 1/2}, 'trained')" in printed
+
+
+@pytest.mark.parametrize(("line", "before"), [("with losses", ""), ("file.write", "future.get(); ")])
+def test_the_program_about_tags_runs_each_step_once_though_it_was_killed(
+    line: str, before: str, tmp_path: Path
+) -> None:
+    """Once before the result of a step has arrived, and once before it is saved."""
+    _, program = programs_in("docs/sessions.md")
+    kill = f"{before}step == 3 and os.kill(os.getpid(), 9)"
+    killed = re.sub(rf"^( *){line}", rf"\1{kill}\n\g<0>", program, flags=re.MULTILINE)
+    (tmp_path / "program.py").write_text(f"import os\n{killed}")
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=False)
+    assert done.returncode == -9
+    printed = run_program(program, tmp_path)
+    assert re.findall(r"^step (\d+) is done$", printed, re.MULTILINE) == [str(step) for step in range(3, 20)]
+    losses = [float(line) for line in (tmp_path / "losses.txt").read_text().splitlines()]
+    assert losses == [0.5**step for step in range(1, 21)]
