@@ -5,8 +5,8 @@
 
 Results are appended to a file, one line of JSON for each document. Interrupt the program and start it again: it
 continues with the documents that the file lacks. A document that fails is tried three times, and one that takes its
-process along is tried again by another process. The model counts words and needs no torch; a real one is loaded in
-``__init__``, onto the GPU of its rank, and takes many documents in a call.
+process along is tried again by another process. The model counts words and needs no torch. On GPUs, a real one is
+loaded in ``__init__``, onto the GPU of its rank, and takes many documents in a call; ``Compute(gpus=2)`` requests GPUs.
 """
 
 from __future__ import annotations

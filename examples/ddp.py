@@ -4,7 +4,9 @@
     python examples/ddp.py --kubernetes IMAGE --hosts 8       # pods with this image, which has torch
     python examples/ddp.py --slurm user@login --hosts 4       # nodes; --python is a Python there that has torch
 
-It trains a small model with gloo, on CPUs, and checks that all ranks end with equal weights.
+It trains a small model with gloo, on CPUs, and checks that all ranks end with equal weights. On GPUs, the script has
+"nccl" in place of "gloo", and its model and inputs on the GPU with the number LOCAL_RANK, and the job requests GPUs:
+Compute(gpus=...) or SlurmJob(gpus_per_node=...).
 """
 
 from __future__ import annotations

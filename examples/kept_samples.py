@@ -6,7 +6,8 @@
 As in GRPO, each iteration generates a group of samples for each prompt, scores them against the mean of their group,
 and moves the weight towards those that did better. The samples stay in the generators' processes; each trainer takes
 those of its own rank from there, and the laptop gets one number for each. The next samples are generated while the
-trainers work. The model is a number and needs no torch.
+trainers work. The model is a number and needs no torch. On GPUs, the actors have models, ``Compute(gpus=...)`` and
+``spawn_procs({"gpus": ...})`` say how many, and samples that are tensors are moved to the CPU before they are returned.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 export KUBECONFIG=...                                   # any cluster: kind, k3d or a cloud's
 python examples/kubernetes.py [--image IMAGE] [--namespace NAMESPACE]
+
+On GPUs, Compute(gpus=8) requests eight for each pod, and spawn_procs(per_host={"gpus": 8}) starts a process for each.
 """
 
 from __future__ import annotations

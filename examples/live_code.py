@@ -3,7 +3,8 @@
     python examples/live_code.py
     python examples/live_code.py --kubernetes IMAGE     # worker pods with this image, on the cluster of KUBECONFIG
 
-It creates a small project in a temporary directory, edits it while the job runs, and shows what the workers run.
+It creates a small project in a temporary directory, edits it while the job runs, and shows what the workers run. On
+GPUs, only ``Compute(gpus=2)`` is new: what live actors have there, such as a model, stays there when code is reloaded.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 The loop waits until every host is up, spawns processes with the last checkpoint, and trains until one of them is lost,
 or the cluster gives notice of it: then there is time for a checkpoint.
 The model is a number and needs no torch, and the checkpoint is a value that the driver keeps. Real ranks write theirs
-to shared storage, and the driver keeps its path.
+to shared storage, and the driver keeps its path. On GPUs, ``Compute(gpus=...)`` is new, and ``procs.stop()`` matters
+more: it frees the GPUs of the ranks that are left, for the processes that are spawned next.
 """
 
 from __future__ import annotations

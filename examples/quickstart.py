@@ -2,7 +2,8 @@
 
     python examples/quickstart.py
 
-On a cluster only the job changes: KubernetesJob(...) instead of ProcessJob({"workers": 2}).
+On a cluster only the job changes: KubernetesJob(...) instead of ProcessJob({"workers": 2}). On GPUs, Compute(gpus=2)
+requests two for each host, and each actor puts its model onto the one with the number current_rank()["gpus"].
 """
 
 from __future__ import annotations

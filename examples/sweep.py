@@ -2,6 +2,9 @@
 
 python examples/sweep.py                             # two hosts of two processes on this machine
 python examples/sweep.py --kubernetes IMAGE          # pods with this image, on the cluster of KUBECONFIG
+
+On GPUs, ``Compute(gpus=2)`` requests two for each pod, and each process trains on the one with the number
+``current_rank()["gpus"]``, so as many trials run at a time as there are GPUs.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -139,6 +140,11 @@ def test_distributed_tensors_work_in_a_submitted_program(tmp_path: Path) -> None
     losses = [float(loss) for loss in re.findall(r"^rate 0\.[24]: loss (.+) after 20 steps$", printed, re.MULTILINE)]
     assert len(losses) == 2
     assert losses[1] < losses[0] < 1.0
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_says_what_changes_on_gpus(example: Path) -> None:
+    assert "On GPUs, " in " ".join((ast.get_docstring(ast.parse(example.read_text())) or "").split())
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
