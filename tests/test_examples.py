@@ -51,6 +51,17 @@ def test_a_sweep_reports_each_trial_and_goes_on_after_a_failed_one(tmp_path: Pat
     assert os.listdir(tmp_path) == []
 
 
+def test_fine_tuning_learns_by_the_recipe_as_it_was_edited(tmp_path: Path) -> None:
+    printed = run_program(ROOT / "examples" / "fine_tuning.py", tmp_path)
+    found = re.findall(r"^step \d+: loss of names (.+), of English (.+)$", printed, re.MULTILINE)
+    names, english = zip(*[(float(name), float(text)) for name, text in found], strict=True)
+    assert names[2] < names[0] - 1.5  # after the first edit
+    assert english[2] > english[0] + 1.0
+    assert english[4] < english[2] - 0.4  # after the second
+    assert names[4] < names[0] - 1.4
+    assert os.listdir(tmp_path) == []
+
+
 def test_batch_inference_survives_a_bad_document_and_a_lost_process_and_labels_none_twice(tmp_path: Path) -> None:
     documents = tmp_path / "documents"
     documents.mkdir()
