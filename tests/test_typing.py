@@ -80,11 +80,14 @@ MISTAKES = {
     "trainers.step.call()": 'Missing positional argument "batch"',
     'trainers.wait.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
     "trainers.stepp.call(3)": '"Trainer" has no attribute "stepp"',
+    "trainers.step.call_one(3) + 1": 'Unsupported operand types for + ("FutureProxy[float]" and "int")',
+    "trainers.step.call(3).get().mean()": '"ValueMesh[float]" has no attribute "mean"',
     'trainers.later.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
     'Channel[int].open()[0].send("x")': 'Argument 1 to "send" of "Port" has incompatible type "str"',
     'procs.spawn("t", Trainer, "x")': 'Argument 3 to "spawn" of "ProcMeshProxy" has incompatible type "str"',
     'procs.spawn("t", Trainer)': 'Missing positional argument "rate"',
     'hosts.spawn("t", Trainer, 0.1, step=3)': 'Unexpected keyword argument "step"',
+    "ProcessJob({}, hosts=2)": 'Unexpected keyword argument "hosts" for "ProcessJob"',
 }
 # What --strict asks of a module. As an option it would ask it of the documents too.
 STRICT = """\
@@ -227,6 +230,8 @@ def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
         'procs.spawn("t", Trainer, "x")': 'parameter "rate" of type "float"',
         'procs.spawn("t", Trainer)': 'Argument missing for parameter "rate"',
         'hosts.spawn("t", Trainer, 0.1, step=3)': 'No parameter named "step"',
+        "trainers.step.call_one(3) + 1": 'Operator "+" not supported',
+        "ProcessJob({}, hosts=2)": 'No parameter named "hosts"',
     }
     said = check_with_pyright(list(mistakes), tmp_path)
     assert [

@@ -6,7 +6,9 @@ import functools
 import os
 import sys
 import warnings
+from opcode import opmap
 from types import FrameType, TracebackType
+from typing import Any
 
 _notes_waits = True
 
@@ -15,7 +17,11 @@ TRACEBACK = "MESHGATE_TRACEBACK"  # "full": tracebacks show the frames of this p
 
 def is_ours(frame: FrameType) -> bool:
     """Whether the frame runs code of this package."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "meshgate"
+    return _package(frame) == "meshgate"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def is_interactive() -> bool:
@@ -33,9 +39,9 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def theirs(error: BaseException, errors: type[BaseException]) -> TracebackType | None:
-    """The traceback of ``error`` without the frames of this package, if it is one of ``errors``. Its causes lose theirs
-    as well: those that were raised inside this package, all of it."""
-    if os.environ.get(TRACEBACK) == "full" or not isinstance(error, errors):
+    """The traceback of ``error`` without the frames of this package, if it is one of ``errors`` or this package has
+    raised it on purpose. Its causes lose theirs as well: those that were raised inside this package, all of it."""
+    if os.environ.get(TRACEBACK) == "full" or not (isinstance(error, errors) or _on_purpose(error)):
         return error.__traceback__
     seen = {id(error)}
     cause = error.__cause__ or error.__context__
@@ -47,11 +53,24 @@ def theirs(error: BaseException, errors: type[BaseException]) -> TracebackType |
     return _without_ours(error.__traceback__)
 
 
+def _on_purpose(error: BaseException) -> bool:
+    """Whether the innermost line of its traceback is a ``raise`` statement of this package, which speaks of what the
+    program did. What Python, a library or a function of the program raises while this package runs is not, and neither
+    is a failed ``assert``: those need the frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not isinstance(error, Exception) or isinstance(error, AssertionError):
+        return False
+    return is_ours(trace.tb_frame) and trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     rest = _without_ours(trace.tb_next)
-    return rest if is_ours(trace.tb_frame) else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    hidden = _package(trace.tb_frame) in ("meshgate", "cloudpickle")  # which asks this package about each object
+    return rest if hidden else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def ipython_traceback(error: BaseException) -> list[str]:
@@ -92,8 +111,8 @@ def report_interrupt(interrupt: BaseException, consequence: str, *, also: bool =
 
 
 def hide_own_frames(errors: type[BaseException]) -> None:
-    """From now on, one of ``errors`` that ends the program is printed without the frames of this package, and Ctrl-C in
-    a wait of this package as a line.
+    """From now on, ``errors`` and what this package raises on purpose are printed without its frames if they end the
+    program or a cell of a notebook, and Ctrl-C in a wait of this package as a line.
 
     A hook that the program or another library has set stays.
     """
@@ -106,5 +125,13 @@ def hide_own_frames(errors: type[BaseException]) -> None:
         error.__traceback__ = theirs(error.with_traceback(trace), errors)  # which is what is printed
         sys.__excepthook__(kind, error, error.__traceback__)
 
+    def show(shell: Any, kind: type[Exception], error: Exception, trace: TracebackType, tb_offset: int | None) -> None:
+        shown = theirs(error.with_traceback(trace), errors)
+        shell.showtraceback((kind, error, shown), tb_offset=tb_offset, running_compiled_code=True)
+
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = hook
+    running = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = running() if running is not None else None
+    if shell is not None and not shell.custom_exceptions:
+        shell.set_custom_exc((Exception,), show)

@@ -76,6 +76,42 @@ def test_an_error_that_ends_a_program_shows_the_programs_frames_alone(tmp_path: 
     assert full.splitlines()[-1] == text.splitlines()[-1]
 
 
+DELIBERATE = """
+from meshgate.jobs import state
+from meshgate.session.futures import FutureProxy
+
+def main():
+    {mistake}
+
+def failing():
+    raise ValueError("of the program")
+
+main()
+"""
+OURS = "FutureProxy.resolved(1) + 1"
+ITS_OWN = "future = FutureProxy(); future.settle(failing); future.get()"
+BUG = "state.did_you_mean = None; state.JobState({}).workers"
+ASSERTION = "future = FutureProxy(); future._results.append(1); future.validate_state()"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "last", "frames"),
+    [
+        (OURS, "TypeError: a future is not the value of the call: read that first", ["<module>", "main"]),
+        (ITS_OWN, "ValueError: of the program", ["<module>", "main", "get", "_result", "_outcome_of", "failing"]),
+        (BUG, "TypeError: 'NoneType' object is not callable", ["<module>", "main", "__getattr__"]),
+        (ASSERTION, "AssertionError: read, but not settled", ["<module>", "main", "validate_state"]),
+    ],
+)
+def test_what_is_raised_on_purpose_shows_the_programs_frames_and_a_defect_all(
+    tmp_path: Path, mistake: str, last: str, frames: list[str]
+) -> None:
+    text = printed(tmp_path, DELIBERATE.format(mistake=mistake))
+    assert text.splitlines()[-1].startswith(last)
+    after_the_cause = text.rpartition("Traceback (most recent call last):")[2]
+    assert re.findall(r", in (\S+)$", after_the_cause, re.MULTILINE) == frames
+
+
 INTERRUPTED = """
 import os, signal, threading
 from meshgate.session.futures import FutureProxy

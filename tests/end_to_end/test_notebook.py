@@ -83,6 +83,19 @@ CELLS = {
         train()
         """,
     "awaited and failed": "await trainers.fail.call()",
+    "mistaken": """
+        def evaluate():
+            return procs.initialized + 1
+
+        evaluate()
+        """,
+    "defect": """
+        from meshgate.session.futures import FutureProxy
+
+        unsettled = FutureProxy()
+        unsettled._results.append(1)
+        unsettled.validate_state()
+        """,
     "blocked loop": """
         async def block():
             return trainers.say.call('x').get()
@@ -143,7 +156,7 @@ def timeout_of(cell: Any) -> int:
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """The outputs of each cell."""
     made = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in CELLS.values()]
-    for name in ("failed", "awaited and failed", "interrupted"):
+    for name in ("failed", "awaited and failed", "mistaken", "defect", "interrupted"):
         made[list(CELLS).index(name)].metadata["tags"] = ["raises-exception"]
     notebook = nbformat.v4.new_notebook(cells=made)
     with pytest.MonkeyPatch.context() as environment:
@@ -199,19 +212,30 @@ def test_stopping_a_cell_cancels_the_call_that_it_waits_for(cells: dict[str, lis
     assert "is free" in html(cells["after the interrupt"])
 
 
+def shown_error(outputs: list[dict[str, Any]]) -> str:
+    (error,) = (output for output in outputs if output["output_type"] == "error")
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+
+
+def test_a_defect_of_meshgate_shows_where_it_is(cells: dict[str, list[dict[str, Any]]]) -> None:
+    shown = shown_error(cells["defect"])
+    assert "unsettled.validate_state()" in shown
+    assert str(Path(meshgate.__file__).parent) in shown
+
+
 @pytest.mark.parametrize(
     ("cell", "line", "end"),
     [
         ("failed", "trainers.fail.call().get()", "ValueError: bad batch"),
         ("awaited and failed", "await trainers.fail.call()", "ValueError: bad batch"),
+        ("mistaken", "return procs.initialized + 1", "read that first, with .get() or await"),
         ("interrupted", "hangs.get()", "KeyboardInterrupt: "),
     ],
 )
 def test_tracebacks_show_the_lines_of_the_notebook_alone(
     cells: dict[str, list[dict[str, Any]]], cell: str, line: str, end: str
 ) -> None:
-    (error,) = (output for output in cells[cell] if output["output_type"] == "error")
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+    shown = shown_error(cells[cell])
     assert line in shown
     assert shown.endswith(end)
     assert str(Path(meshgate.__file__).parent) not in shown

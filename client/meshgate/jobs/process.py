@@ -33,6 +33,7 @@ from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
+from meshgate.suggestions import counts_as_meshes, explains_arguments
 
 if TYPE_CHECKING:
     from meshgate.images.image import Image
@@ -221,6 +222,7 @@ class ProcessJob(LocalGatewayJob):
     its driver leaves, also at the end of a ``with`` block, and ``attach`` takes it over.
     """
 
+    @explains_arguments(counts_as_meshes)
     def __init__(
         self,
         meshes: Mapping[str, int],

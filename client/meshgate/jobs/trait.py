@@ -359,8 +359,12 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
             if inspect.getattr_static(type(self), attr, None) is not None:  # a property that raised AttributeError
                 return object.__getattribute__(self, attr)
-            is_mesh = attr in (self._mesh_names() or ())
-            hint = f": write job.state().{attr}" if is_mesh else did_you_mean(attr, dir(type(self)))
+            meshes = [*(self._mesh_names() or ())]
+            if attr in meshes or attr in ("spawn", "spawn_procs"):
+                wanted = attr if attr in meshes else f"{(*meshes, 'workers')[0]}.{attr}(...)"
+                hint = f": write job.state().{wanted}"
+            else:
+                hint = did_you_mean(attr, dir(type(self)))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}{hint}", name=attr)
 
     _not_for_workers = (

@@ -30,7 +30,7 @@ from meshgate.errors import MeshgateError, UnpicklableArgument
 from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.shapes.value_mesh import ValueMesh
-from meshgate.suggestions import did_you_mean
+from meshgate.suggestions import OPERATORS, did_you_mean
 
 log = logging.getLogger("meshgate.session.futures")
 
@@ -235,16 +235,17 @@ class Future(SeenAsMonarchs, Generic[R]):
         def __getattr__(self, attr):
             if attr.startswith("_"):
                 raise AttributeError(attr)
-            meant = did_you_mean(attr, dir(Future))
-            if hasattr(ValueMesh, attr):
-                meant = f": read the value of the call first, .get().{attr}"
+            similar = "" if hasattr(ValueMesh, attr) else did_you_mean(attr, dir(Future))
+            meant = similar or f": read the value of the call first, .get().{attr}"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}{meant}", name=attr)
 
-        def __getitem__(self, key):
-            raise TypeError(
-                f"{type(self).__name__!r} object is neither subscriptable nor iterable: read the value of the call "
-                "first, with .get() or await"
-            )
+        def _is_no_value(self, *_operands):
+            raise TypeError("a future is not the value of the call: read that first, with .get() or await")
+
+        locals().update(dict.fromkeys((*OPERATORS, "__getitem__"), _is_no_value))  # iteration calls the last one
+
+        def __format__(self, spec):
+            return self._is_no_value() if spec else str(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnpicklableArgument(

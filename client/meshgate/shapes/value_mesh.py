@@ -18,6 +18,7 @@ from meshgate.shapes.mesh_trait import ShapedMesh
 from meshgate.shapes.ndslice import unsigned
 from meshgate.shapes.shape import Point, Shape
 from meshgate.shapes.value_table import MOST_ROWS, are_plain, text_table, value_table
+from meshgate.suggestions import OPERATORS, did_you_mean
 
 R = TypeVar("R")
 
@@ -123,13 +124,31 @@ class ValueMesh(SeenAsMonarchs, ShapedMesh, Generic[R]):
         wrong += [f"item has extra dimensions: {extra}"] if extra else []
         return f"{'; '.join(wrong)}. {self._known_dimensions}. Write {self._example('item')}"
 
-    if not TYPE_CHECKING:  # which reports this mistake itself
+    @property
+    def _one_of_them(self) -> str:
+        return (
+            f"{self._known_dimensions}. Write {self._example('item')} for one value, get(0) for one by its position, "
+            "or values() for all"
+        )
+
+    if not TYPE_CHECKING:  # which reports these mistakes itself
+
+        def __getattr__(self, attr):
+            if attr.startswith("_"):  # libraries ask for such names, and expect a quick answer
+                raise AttributeError(attr)
+            meant = did_you_mean(attr, dir(ValueMesh)) or f": it has a value for each rank. {self._one_of_them}"
+            raise AttributeError(f"'ValueMesh' object has no attribute {attr!r}{meant}", name=attr)
 
         def __getitem__(self, key):
-            raise TypeError(
-                f"a ValueMesh is not subscriptable. {self._known_dimensions}. Write {self._example('item')} for one "
-                "value, get(0) for one by its position, or values() for all"
-            )
+            raise TypeError(f"a ValueMesh is not subscriptable. {self._one_of_them}")
+
+        def _is_no_value(self, *_operands):
+            raise TypeError(f"a ValueMesh has a value for each rank. {self._one_of_them}")
+
+        locals().update(dict.fromkeys(OPERATORS, _is_no_value))
+
+        def __format__(self, spec):
+            return self._is_no_value() if spec else str(self)
 
         def __array__(self, *_args, **_kwargs):
             # Without this, numpy takes what has __getitem__ for a sequence, of pairs of a point and a value.

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -153,7 +152,6 @@ def test_batch_scripts_are_rejected() -> None:
     ("arguments", "message"),
     [
         ({"meshes": {}}, r"meshes=\{\}: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
-        ({"meshes": 2}, r"meshes=2: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
         ({"meshes": {"two words": 1}}, r"'two words': the name of a mesh begins with a letter or '_'; letters, digits"),
         ({"meshes": {"workers": 0}}, "greater than or equal to 1"),
         ({"meshes": {"workers": 1}, "env": {"A": 1}}, "env"),
@@ -164,17 +162,6 @@ def test_batch_scripts_are_rejected() -> None:
 def test_invalid_arguments_are_named_at_once(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ProcessJob(**arguments)  # type: ignore[arg-type]
-
-
-def test_an_image_that_is_a_string_is_rejected() -> None:
-    with pytest.raises(TypeError, match=r"^ProcessJob: image='pytorch/pytorch': expected an Image\(…\)"):
-        ProcessJob({"workers": 1}, image="pytorch/pytorch")  # type: ignore[arg-type]
-
-
-def test_a_mesh_asked_of_the_job_is_in_its_state() -> None:
-    job: Any = ProcessJob({"workers": 1})
-    with pytest.raises(AttributeError, match=r"^'ProcessJob' object has no attribute 'workers': write job\.state\(\)"):
-        job.workers  # noqa: B018
 
 
 def test_another_process_finds_the_running_job_and_ends_it(drive: Driver, path: str) -> None:
@@ -366,14 +353,6 @@ def test_no_other_process_finds_the_job() -> None:
         copy = job_loads(job.dumps())
         assert not copy.active
         assert repr(copy) == "LocalJob({'hosts': 1})"
-
-
-@pytest.mark.usefixtures("_in_tmp_path")
-def test_a_string_instead_of_names_is_rejected() -> None:
-    with pytest.raises(TypeError, match=r"write LocalJob\(\['workers'\]\)"):
-        LocalJob("workers")
-    with pytest.raises(TypeError, match=r"^LocalJob: 2: expected the names of hosts, or numbers of hosts by name$"):
-        LocalJob(2)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("_in_tmp_path")

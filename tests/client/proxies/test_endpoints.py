@@ -107,15 +107,6 @@ def test_invalid_arguments_raise_at_the_call(mesh: Any, adverb: str) -> None:
         getattr(mesh.add, adverb)(1, thrice=True)
 
 
-def test_a_wrong_keyword_is_named_with_the_closest(mesh: Any) -> None:
-    with pytest.raises(TypeError, match=r"'amuont' is not a parameter\. Did you mean 'amount'\?$"):
-        mesh.add.call(amuont=1)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'thrice'\. Did you mean 'twice'\?$"):
-        mesh.add.call(1, thrice=True)
-    with pytest.raises(TypeError, match=r"values for argument 'port'\. The parameters: value$"):
-        mesh.ported.call(1, port=1)
-
-
 def test_an_endpoint_that_is_called_like_a_function_says_how_to_call_it(gateway: ScriptedGateway, mesh: Any) -> None:
     with pytest.raises(TypeError) as caught:
         mesh.add(3, twice=True)
@@ -124,12 +115,6 @@ def test_an_endpoint_that_is_called_like_a_function_says_how_to_call_it(gateway:
     )
     with pytest.raises(TypeError, match=r"use \.call\(\.\.\.\) \(every rank\)"):
         mesh.echo(*["x" * 30] * 4)
-    with pytest.raises(AttributeError) as missing:
-        mesh.add.remote(3)
-    assert str(missing.value) == (
-        "counters.add has no attribute 'remote': an endpoint is called with .call(), .call_one(), .choose(), "
-        ".stream(), .broadcast() or .keep()"
-    )
     assert gateway.got(Call) == []
 
 
@@ -149,6 +134,8 @@ def test_a_ported_endpoint_is_called_without_its_port(gateway: ScriptedGateway, 
     gateway.functions["ported"] = lambda rank, value: value
     assert mesh.ported.call("x").get(timeout=20).values() == ["x"] * 4
     assert gateway.got(Call)[0].explicit_port is True
+    with pytest.raises(TypeError, match=r"values for argument 'port'\. The parameters: value$"):
+        mesh.ported.call(1, port=1)
     with pytest.raises(TypeError, match="too many positional arguments"):
         mesh.ported.call("port", "x")
 

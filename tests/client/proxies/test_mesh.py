@@ -5,7 +5,6 @@ import gc
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -47,37 +46,6 @@ def test_reprs_show_name_and_shape(hosts: HostMeshProxy, procs: ProcMeshProxy, m
     assert repr(procs.slice(hosts=0)) == "ProcMesh('trainers', {gpus=2})"
     assert repr(mesh) == f"ActorMesh(class={Counter}, shape={{hosts=2,gpus=2}})"
     assert repr(mesh.add) == f"<endpoint counters.add of {mesh!r}>"
-
-
-@pytest.mark.parametrize(
-    ("use", "error", "message"),
-    [
-        (lambda mesh: mesh.slice(gpus=5), IndexError, r"index out of range: gpus=5\. The sizes .*: hosts=2, gpus=2$"),
-        (lambda mesh: mesh.slice(rows=0), TypeError, r"does not have dimension labeled 'rows'\. The sizes .* gpus=2$"),
-        (lambda mesh: mesh.slice(gpu=0), TypeError, r"labeled 'gpu'\. Did you mean 'gpus'\? The sizes .* gpus=2$"),
-        (lambda mesh: mesh.rename(gpu="tp"), ValueError, r"'gpu' is not an existing dim\..* dimensions: hosts, gpus$"),
-        (lambda mesh: mesh.size("rows"), KeyError, "does not have dimension 'rows'"),
-    ],
-)
-def test_an_invalid_slice_raises_at_once(
-    mesh: Any, use: Callable[[Any], Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        use(mesh)
-
-
-def test_wrong_names_of_a_mesh_are_answered_with_the_right_ones(hosts: Any, procs: Any, mesh: Any) -> None:
-    with pytest.raises(AttributeError, match=r"'spwan_procs'\. Did you mean 'spawn_procs'\?$"):
-        hosts.spwan_procs()
-    with pytest.raises(AttributeError, match=r"'add'\. Endpoints are called on the actors that spawn\(\) returns$"):
-        procs.add.call(1)
-    with pytest.raises(AttributeError, match=r"unlike Monarch: job\.sync\(\) brings the code[^?]*$"):
-        hosts.sync_workspace()
-    for use in (lambda: mesh[0], lambda: list(mesh)):
-        with pytest.raises(
-            TypeError, match=r"neither subscriptable nor iterable: select a part with slice\(hosts=0, g"
-        ):
-            use()
 
 
 def test_numpy_takes_meshes_for_scalars(mesh: Any) -> None:

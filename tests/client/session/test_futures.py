@@ -288,39 +288,6 @@ def test_a_timeout_leaves_the_future_usable() -> None:
     assert future.get(timeout=0) == 7
 
 
-@pytest.mark.parametrize(
-    ("use", "error", "text"),
-    [
-        (
-            lambda future: future.values(),
-            AttributeError,
-            "'FutureProxy' object has no attribute 'values': read the value of the call first, .get().values",
-        ),
-        (
-            lambda future: future.resutl(),
-            AttributeError,
-            "'FutureProxy' object has no attribute 'resutl'. Did you mean 'result'?",
-        ),
-        (
-            lambda future: future[0],
-            TypeError,
-            "'FutureProxy' object is neither subscriptable nor iterable: read the value of the call first, with .get() "
-            "or await",
-        ),
-        (
-            list,
-            TypeError,
-            "'FutureProxy' object is neither subscriptable nor iterable: read the value of the call first, with .get() "
-            "or await",
-        ),
-    ],
-)
-def test_a_future_that_is_used_like_its_value_says_what_to_do(use: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error) as caught:
-        use(FutureProxy.resolved(5))
-    assert str(caught.value) == text
-
-
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), -0.5])
 def test_an_invalid_timeout_raises_monarchs_value_error(timeout: float) -> None:
     future = FutureProxy.resolved(1)

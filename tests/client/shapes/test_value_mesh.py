@@ -87,12 +87,6 @@ def _error_or_value(operation: Any) -> Any:
     ("access", "error", "text"),
     [
         (
-            lambda mesh: mesh.item(hosts=0),
-            KeyError,
-            "item needs dimensions: ['gpus']. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
-            "gpus=0)",
-        ),
-        (
             lambda mesh: mesh.item(hosts=0, gpus=0, rows=1),
             KeyError,
             "item has extra dimensions: ['rows']. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
@@ -107,12 +101,6 @@ def _error_or_value(operation: Any) -> Any:
             lambda mesh: mesh.item(hosts=1, gpus=4),
             IndexError,
             "rank 8 not in current shape. The sizes of the dimensions: hosts=2, gpus=4",
-        ),
-        (
-            lambda mesh: mesh[0],
-            TypeError,
-            "a ValueMesh is not subscriptable. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
-            "gpus=0) for one value, get(0) for one by its position, or values() for all",
         ),
         (
             np.asarray,

@@ -5,6 +5,7 @@ Every value is validated in the constructor, so an invalid one never reaches a c
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshgate.images.image import Image
+from meshgate.suggestions import explains_arguments
 from meshgate_kubernetes.manifests.spec import GPU_RESOURCE, GatewaySpec, PullPolicy, VolumeMount, WorkerSpec
 
 DEFAULT_INACTIVITY_TTL = 3600
@@ -42,6 +44,7 @@ class Compute:
     on an invalid value.
     """
 
+    @explains_arguments()
     def __init__(
         self,
         cpus: str | float | None = None,
@@ -316,6 +319,13 @@ class GatewayRequest(BaseModel):
     pull_policy: PullPolicy | None = None
     pull_secrets: tuple[str, ...] = ()
     pod: GatewaySpec = GatewaySpec()
+
+
+def as_compute(unknown: Mapping[str, Any]) -> str:
+    """What to write instead of keywords that are arguments of ``Compute``; "" if others are among them."""
+    if not unknown.keys() <= inspect.signature(Compute).parameters.keys():
+        return ""
+    return f"write compute=Compute({', '.join(f'{name}={value!r}' for name, value in unknown.items())})"
 
 
 def gateway_from_compute(compute: Compute | None) -> GatewayRequest:

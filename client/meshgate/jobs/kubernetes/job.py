@@ -19,6 +19,7 @@ from meshgate.jobs.joined import join
 from meshgate.jobs.kubernetes.compute import (
     DEFAULT_INACTIVITY_TTL,
     Compute,
+    as_compute,
     as_tuple,
     gateway_from_compute,
     validation_text,
@@ -36,6 +37,7 @@ from meshgate.jobs.kubernetes.requests import (
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import Dialer
+from meshgate.suggestions import explains_arguments
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT
 
@@ -100,6 +102,7 @@ class KubernetesJob(ClusterJob["RunningJob"]):
     ValueError or TypeError on invalid arguments; does not contact the cluster before ``apply`` or ``state``.
     """
 
+    @explains_arguments(as_compute)
     def __init__(
         self,
         compute: Compute | None = None,

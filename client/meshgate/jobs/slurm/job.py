@@ -31,6 +31,7 @@ from meshgate.jobs.trait import JobTrait
 from meshgate.progress import Block, progress_mode
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
+from meshgate.suggestions import counts_as_meshes, explains_arguments
 from meshgate_slurm.messages import BatchRequest, JobList, JobReport, RunningSlurmJob, StartRequest, surrounding_job
 from meshgate_slurm.spec import SlurmSpec
 
@@ -65,6 +66,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
     contact the cluster before ``apply`` or ``state``.
     """
 
+    @explains_arguments(counts_as_meshes)
     def __init__(
         self,
         meshes: Mapping[str, int],

@@ -95,11 +95,6 @@ def test_an_invalid_value_is_rejected_by_its_name(arguments: dict[str, Any], mes
     assert message in str(caught.value)
 
 
-def test_an_unknown_argument_is_rejected() -> None:
-    with pytest.raises(TypeError, match="tolerance"):
-        Compute(tolerance=[])  # type: ignore[call-arg]
-
-
 def test_the_image_sets_the_reference() -> None:
     assert Compute(image=Image(name="trainer").from_docker("pytorch:2")).worker.image == "pytorch:2"
     assert Compute(image="pytorch:2").worker.image == "pytorch:2"
