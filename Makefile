@@ -95,6 +95,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(SET_UP)-demo: $(PINNED) | $(VENV)/bin/python
+	@echo "installing meshgate and Monarch into $(VENV), which takes a minute or two"
 	$(PIP) install -e '.[gateway,worker]'
 	@touch $@
 

@@ -174,6 +174,21 @@ class CodeSync:
         self._sender_thread.close(timeout=5)
         self._report_thread.close(timeout=5)
 
+    def follow(self) -> Callable[[], str]:
+        """A function that returns how far a push from now on has come."""
+        sent_before = self._sender.bytes_sent
+
+        def progress() -> str:
+            if self._pushing.locked():
+                return f"syncing {self.tree.top}: reading its files"
+            status = self._versions.newest()
+            ready = (
+                f"{status.ready} of {status.hosts} hosts have it" if status and status.hosts else "no host has it yet"
+            )
+            return f"syncing {self.tree.top}: {_size_text(self._sender.bytes_sent - sent_before)} sent, {ready}"
+
+        return progress
+
     # --- pushing
 
     def _push(self, changed: Iterable[str] | None) -> _PendingPush:
@@ -384,6 +399,11 @@ class PushedVersions:
         """The versions that some host could not get."""
         with self._changed:
             return [status.root for status in self._statuses.values() if status.failed]
+
+    def newest(self) -> SyncStatus | None:
+        """The status of the newest version, if any host has reported it."""
+        with self._changed:
+            return self._statuses.get(self._order[-1]) if self._order else None
 
     def close(self) -> None:
         """Makes pending calls of ``wait`` raise."""

@@ -24,6 +24,7 @@ from meshgate.code_sync.project import (
     paths_below,
 )
 from meshgate.code_sync.push import CodeSync, SyncReport
+from meshgate.progress import Block, Waiting, report_stream
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import git_root
 
@@ -59,7 +60,8 @@ class SessionSync:
     def push_and_wait(self, *, watch: bool, quiet: bool) -> SyncReport:
         """Pushes and waits until every host has the version; with ``watch``, also pushes on every later save."""
         self._quiet = quiet
-        report = self.code.push()
+        with Block() if quiet else Waiting(self.code.follow()):
+            report = self.code.push()
         self._warn_of_missing_modules()
         self._report(report)
         if watch:
@@ -92,7 +94,7 @@ class SessionSync:
             _print(f"meshgate: sync failed: {outcome}")
         elif not self._quiet:
             if not outcome.routine:
-                _print(str(outcome))
+                print(outcome, file=report_stream())
             for path in outcome.busy:
                 _print(_BUSY.format(path=path))
 

@@ -65,27 +65,31 @@ class RunAccess(ABC):
         """
         from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - few programs submit others
         from meshgate.jobs.runs import submit  # noqa: PLC0415
+        from meshgate.progress import Waiting  # noqa: PLC0415
 
         if isinstance(command, str) or not command:
             raise TypeError(f"submit({command!r}): pass the program and its arguments, such as ['python', 'train.py']")
         self.state()
         running = self._require_runs()
-        report = self.sync(sync_dirs=sync_dirs, quiet=True)
-        client: ClientSession = running._client  # type: ignore[attr-defined]
-        tree = sync_for(client, None).tree
-        return submit(
-            running._dialer,
-            tree,
-            report.version,
-            command,
-            name,
-            environment=dict(env or {}),
-            restarts=restarts,
-            memory=memory,
-            processes=processes,
-            disk=disk,
-            job=self._joinable(),
-        )
+        title, step = " ".join(map(str, command))[:80], "the job gets its code"
+        with Waiting(lambda: f"submitting {title}: {step}"):
+            report = self.sync(sync_dirs=sync_dirs, quiet=True)
+            client: ClientSession = running._client  # type: ignore[attr-defined]
+            tree = sync_for(client, None).tree
+            step = "the gateway starts it"
+            return submit(
+                running._dialer,
+                tree,
+                report.version,
+                command,
+                name,
+                environment=dict(env or {}),
+                restarts=restarts,
+                memory=memory,
+                processes=processes,
+                disk=disk,
+                job=self._joinable(),
+            )
 
     def runs(self) -> list[Run]:
         """The runs of the running job, the oldest first. Raises GatewayError, and JobNotRunning before ``state()``."""

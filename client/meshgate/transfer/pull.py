@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typing_extensions import Self
 
-from meshgate.progress import Mode, progress_mode
+from meshgate.progress import Mode, progress_mode, report_stream
 from meshgate.transfer.download import (
     STOP_TIMEOUT,
     Download,
@@ -134,8 +134,9 @@ class PullProgress:
         seconds = time.monotonic() - self._started
         files = f"{result.files} file{'' if result.files == 1 else 's'}"
         line = f"pulled {self._title}: {files}, {_size_text(result.size)}, {_size_text(result.travelled)} transferred"
-        sys.stderr.write(f"{line}, in {seconds:.1f} s{_left_out_text(result.left_out)}\n")
-        sys.stderr.flush()
+        stream = report_stream()
+        stream.write(f"{line}, in {seconds:.1f} s{_left_out_text(result.left_out)}\n")
+        stream.flush()
 
 
 def _left_out_text(names: Sequence[str]) -> str:

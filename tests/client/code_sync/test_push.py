@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -164,6 +165,20 @@ def test_every_waiting_push_raises_a_failure_and_the_next_push_offers_the_versio
     hosts.silent, hosts.failed = False, {}
     assert code.push().ready == 2
     assert hosts.offers == 2
+
+
+def test_a_push_says_how_far_it_has_come(code: CodeSync, hosts: FakeHosts, repository: Path) -> None:
+    how_far = code.follow()
+    with code._pushing:
+        assert how_far() == f"syncing {repository}: reading its files"
+    assert how_far() == f"syncing {repository}: 0 B sent, no host has it yet"
+    hosts.silent = True
+    version = code.push(wait=False).version
+    code._sender.bytes_sent += 5000
+    assert re.search(r": 5\.\d kB sent, no host has it yet$", how_far())
+    code._versions.update(SyncStatus(root=version, ready=1, hosts=2))
+    assert how_far().endswith(" kB sent, 1 of 2 hosts have it")
+    assert " 0 B sent, " in code.follow()()
 
 
 def test_a_watch_obeys_meshgateignore_and_ignored_files(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from meshgate.code_sync import session_sync
 from meshgate.code_sync.push import SyncReport
 from meshgate.code_sync.session_sync import push_automatically, sync_for
+from meshgate.progress import Block
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
@@ -72,6 +73,20 @@ def test_reports_are_printed_unless_they_are_routine_or_quiet(
     sync._report(REPORT)
     sync._report(TreeError("cannot watch the tree"))
     assert capsys.readouterr().err == "meshgate: sync failed: cannot watch the tree\n"
+
+
+def test_a_sync_shows_how_far_it_is_unless_it_is_quiet(
+    client: Client, repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Callable[[], str]] = []
+    monkeypatch.setattr(session_sync, "Waiting", lambda text: shown.append(text) or Block())
+    sync = sync_for(client, None)
+    monkeypatch.setattr(sync.code, "push", lambda: REPORT)
+    sync.push_and_wait(watch=False, quiet=True)
+    assert (shown, capsys.readouterr().err) == ([], "")
+    sync.push_and_wait(watch=False, quiet=False)
+    assert capsys.readouterr().err.splitlines()[-1] == str(REPORT)
+    assert shown[0]().startswith(f"syncing {repository}: ")
 
 
 def test_missing_modules_are_warned_of_once(

@@ -7,15 +7,17 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from meshgate import progress
 from meshgate.code_sync import session_sync
 from meshgate.code_sync.project import Tree
 from meshgate.errors import ConnectionFailedError
 from meshgate.jobs import runs
 from meshgate.jobs.runs import Run
+from meshgate.progress import Block
 from meshgate_wire.status import RunStatus
 from tests.client.jobs.fake_job import FakeJob
 
@@ -122,6 +124,10 @@ def test_a_request_to_stop_has_the_grace(gateway: Any) -> None:
 # --- submissions ------------------------------------------------------------------------------------------
 
 
+class Report(NamedTuple):
+    version: str
+
+
 class Submitting(FakeJob):
     """A job whose code is the directory ``top``."""
 
@@ -129,7 +135,7 @@ class Submitting(FakeJob):
         return "the route"
 
     def sync(self, **options: Any) -> Any:
-        return type("Report", (), {"version": VERSION})
+        return Report(VERSION)
 
 
 @pytest.fixture
@@ -166,6 +172,18 @@ def test_a_submission_has_command_version_and_directory(gateway: Any, top: Path)
         "restarts": 2,
         "job": {"kind": "FakeJob"},  # which Submitting extends
     }
+
+
+def test_a_submission_that_takes_long_says_what_it_does(
+    gateway: Any, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Callable[[], str]] = []
+    texts: list[str] = []
+    monkeypatch.setattr(progress, "Waiting", lambda text: shown.append(text) or Block())
+    monkeypatch.setattr(Submitting, "sync", lambda job, **options: texts.append(shown[0]()) or Report(VERSION))
+    submitted(gateway, "python", "train.py")
+    assert texts == ["submitting python train.py: the job gets its code"]
+    assert shown[0]() == "submitting python train.py: the gateway starts it"
 
 
 def test_a_submission_is_repeated_after_a_cut_with_its_id(gateway: Any, top: Path) -> None:
