@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from meshgate.cli.console import AsJson, Job, Namespace, emit
+from meshgate.cli.console import AsJson, Job, Namespace, console, emit
 from meshgate.cli.jobs import behind_a_gateway
 from meshgate.cli.models import Result
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, check_gateway
@@ -51,8 +51,12 @@ def diagnose(
     if images and (namespace is None or _behind_a_gateway(namespace)):
         raise typer.BadParameter("--images needs -n, and a kubeconfig without MESHGATE_TOKEN")
     compute = Compute(gpus=gpus, replicas=replicas, image=image, image_pull_secrets=image_pull_secrets or ())
-    findings = list(_findings(job, namespace, watch, compute, images=images))
-    emit(Diagnosis(findings=findings), as_json, lambda console: _show(findings, console))
+    findings, shown = [], console()
+    for finding in _findings(job, namespace, watch, compute, images=images):
+        findings.append(finding)
+        if not as_json:
+            _show(finding, shown)
+    emit(Diagnosis(findings=findings), as_json, lambda _: None)
     if any(finding.outcome == "problem" for finding in findings):
         raise typer.Exit(1)
 
@@ -63,9 +67,11 @@ def _findings(
     yield from check_file_watches()
     url = os.environ.get("MESHGATE_URL")
     if namespace is not None and not _behind_a_gateway(namespace):
-        cluster = list(check_cluster(None, namespace, compute, images=images))
-        yield from cluster
-        if any(each.outcome == "problem" for each in cluster):
+        sound = True
+        for finding in check_cluster(None, namespace, compute, images=images):
+            sound = sound and finding.outcome == "ok"
+            yield finding
+        if not sound:
             return
     if job is not None:
         yield from check_gateway(find_job(job, namespace)._dialer(), watch)
@@ -89,8 +95,7 @@ def _behind_a_gateway(namespace: str) -> bool:
         return False
 
 
-def _show(findings: list[Finding], console: Console) -> None:
-    for finding in findings:
-        console.print(f"{'✓' if finding.outcome == 'ok' else '✗'} {finding.check}: {finding.text}", markup=False)
-        if finding.remedy:
-            console.print(f"    → {finding.remedy}", markup=False)
+def _show(finding: Finding, console: Console) -> None:
+    console.print(f"{'✓' if finding.outcome == 'ok' else '✗'} {finding.check}: {finding.text}", markup=False)
+    if finding.remedy:
+        console.print(f"    → {finding.remedy}", markup=False)

@@ -21,6 +21,7 @@ from meshgate.errors import AuthenticationError, GatewayError, MeshgateError, Ve
 from meshgate.jobs.kubernetes.compute import Compute
 from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
+from meshgate.progress import Waiting
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer, Route
 from meshgate.session.gateway_client import request_json
@@ -106,11 +107,26 @@ def check_cluster(
     yield Finding(check="API server", outcome="ok", text=f"answers within {time.monotonic() - started:.2f} s")
     request = JobRequest(namespace=namespace).with_mesh(mesh_from_compute("workers", compute or Compute()))
     spec = request.spec(generate_job_name("doctor"))
+    if not _exists(api, spec):
+        text = f"namespace {namespace!r} does not exist in the cluster at {api.host}"
+        yield problem("namespace", text, f"create it (`kubectl create namespace {namespace}`), or name another with -n")
+        return
     permissions = _check_permissions(api, spec)
     yield permissions
     if permissions.outcome == "ok":
         yield from _check_admission(api, spec)
         yield from _check_images(api, spec) if images else ()
+
+
+def _exists(api: Api, spec: JobSpec) -> bool:
+    """Whether there is such a namespace. Few users may read it, and the API server reviews permissions without it."""
+    try:
+        api.create(parent(spec), dry_run=True)
+    except NotFound:
+        return False
+    except KubernetesError:  # which the next checks report
+        return True
+    return True
 
 
 def _remedy(error: KubernetesError, otherwise: str) -> str:
@@ -191,7 +207,8 @@ def _rehearse(api: Api, subject: str, obj: Object) -> tuple[Object, list[str]]:
 
 def _check_images(api: Api, spec: JobSpec) -> Iterator[Finding]:
     try:
-        found = check_pulls(api, resolve(api, spec))
+        with Waiting(lambda: "waiting until the cluster has pulled the images"):
+            found = check_pulls(api, resolve(api, spec))
     except Forbidden as error:
         yield problem("images", error, _PULLS_NEED)
         return
@@ -356,9 +373,10 @@ def _seconds(echo: Any, sent: bytes, answer: int) -> float:
 def _watch(echo: Any, dialer: _CountingDialer, watch: float) -> Finding:
     """Uses the connection until ``watch`` seconds have passed."""
     end = time.monotonic() + watch
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, 1.0))
-        _seconds(echo, b"", 0)
+    with Waiting(lambda: f"watching the connection for {watch:g} s"):
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+            _seconds(echo, b"", 0)
     cuts = dialer.dialed - 1
     if cuts:
         return problem("connection", f"the connection was cut {cuts} times in {watch:.0f} s of use", _CUT)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +22,20 @@ def test_problems_have_remedies_and_exit_with_1(run: CliRunner, monkeypatch: pyt
     assert result.exit_code == 1
     assert result.output == "✓ gateway: answers\n✗ websocket: no [upgrade]\n    → let the ingress forward websockets\n"
     assert json.loads(run.invoke(app, ["doctor", "--json"]).output)["findings"][1]["outcome"] == "problem"
+
+
+def test_findings_are_printed_as_they_are_found(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = []
+
+    def findings(*arguments: object, **options: object) -> Iterator[Finding]:
+        yield OK
+        printed.append(sys.stdout.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        yield BAD
+
+    monkeypatch.setattr(doctor, "_findings", findings)
+    run.invoke(app, ["doctor"])
+    run.invoke(app, ["doctor", "--json"])
+    assert printed == ["✓ gateway: answers\n", ""]
 
 
 def test_images_are_those_of_a_job_in_a_cluster(run: CliRunner) -> None:

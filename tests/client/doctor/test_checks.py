@@ -14,6 +14,7 @@ import pytest
 
 from meshgate import Compute
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches
+from meshgate.progress import Block
 from meshgate_kubernetes.errors import Unreachable
 from tests.clusters.kubernetes.objects import node
 from tests.ports import closed_port
@@ -133,6 +134,14 @@ def test_credentials_that_the_server_rejects(tmp_path: Path, server: Server) -> 
     assert "log in to the cluster again" in found.remedy
 
 
+def test_a_missing_namespace_is_the_only_problem(tmp_path: Path, server: Server) -> None:
+    server.rejected["configmaps"] = (404, 'namespaces "team" not found')
+    found = only_problem(check_cluster(kubeconfig(tmp_path, url_of(server)), "team"), "namespace")
+    assert found.text == f"namespace 'team' does not exist in the cluster at {url_of(server)}"
+    assert found.remedy == "create it (`kubectl create namespace team`), or name another with -n"
+    assert server.created == []
+
+
 def test_missing_permissions(tmp_path: Path, server: Server) -> None:
     server.rules = []
     found = only_problem(check_cluster(kubeconfig(tmp_path, url_of(server)), "team"), "permissions")
@@ -211,6 +220,9 @@ def test_a_worker_that_fits_on_no_node_is_a_problem_of_those_who_may_see_nodes(t
 def test_images_that_cannot_be_checked_for_want_of_an_api_server_are_not_the_fault_of_the_job(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("meshgate.doctor.checks.Waiting", lambda text: shown.append(text()) or Block())
+
     def lose(*_: object) -> dict[str, str]:
         raise Unreachable("it does not respond")
 
@@ -218,6 +230,7 @@ def test_images_that_cannot_be_checked_for_want_of_an_api_server_are_not_the_fau
     found = list(check_cluster(kubeconfig(tmp_path, url_of(server)), "team", images=True))[-1]
     assert (found.check, found.outcome) == ("images", "problem")
     assert "start the VPN" in found.remedy
+    assert shown == ["waiting until the cluster has pulled the images"]
 
 
 def test_a_low_limit_is_named_with_the_command_that_raises_it(tmp_path: Path) -> None:
