@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshgate_wire.status import EndedRanks, MeshStatus, RunStatus, exception_line
+from meshgate_wire.status import EndedRanks, MeshStatus, RunStatus, SessionStatus, exception_line
 
 
 def mesh(**facts: object) -> MeshStatus:
@@ -65,3 +65,7 @@ def test_runs_that_have_not_ended_are_live() -> None:
     run = {"name": "night", "command": (), "age": 1}
     states = ["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost"]
     assert [RunStatus.model_validate({**run, "state": state}).live for state in states] == [True] * 4 + [False] * 4
+
+
+def test_an_older_gateway_does_not_name_sessions() -> None:
+    assert SessionStatus(session="s", owner="alice", connected=True, pid=1).name == ""

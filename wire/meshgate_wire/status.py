@@ -184,6 +184,7 @@ class HostStatus(_Model):
 class EngineStatus(_Model):
     """What an engine knows about its session."""
 
+    name: str = Field(default="", description="of a detached session; empty for others, and if the gateway is older")
     version: str = Field(default="", description="digest of the newest code that the client synced")
     hosts: tuple[HostStatus, ...] = ()
     meshes: tuple[MeshStatus, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 from rich.console import Console
+from rich.markup import escape
 
 from meshgate.cli import jobs
 from meshgate.cli.console import AsJson, Job, Namespace, age_text, emit, meshes_text, new_table
@@ -79,8 +80,9 @@ def _show_runs(runs: Sequence[RunStatus], console: Console) -> None:
 
 def _show_session(session: SessionStatus, console: Console) -> None:
     connected = "connected" if session.connected else "disconnected"
+    name = session.session[:8] if session.name in ("", session.session[:8]) else f"{session.session[:8]} {session.name}"
     version = f", code {session.version[:VERSION_SHOWN]}" if session.version else ""
-    console.print(f"\n[bold]session {session.session[:8]}[/bold]  {session.owner}, {connected}{version}")
+    console.print(f"\n[bold]session {escape(name)}[/bold]  {session.owner}, {connected}{version}")
     if session.problem:
         console.print(f"  {session.problem}")
     _show_hosts(session.hosts, console)

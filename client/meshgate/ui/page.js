@@ -469,10 +469,15 @@ function showStatus(status) {
 const ending = new Set();  // those, and "job", for which meshgate ui has not answered yet
 let sessions = [], hostCount = 0, liveRuns = 0;
 
+function nameOf({ session, name }) {
+  const id = session.slice(0, 8);
+  return name && name !== id ? `${name} (${id})` : id;
+}
+
 function showSessions() {
   table(byId("sessions"), ["Session", "Identity", "State", "Engine", "Code", "Meshes", "Calls", "Problem", "End"], sessions.map((session) => {
-    const name = session.session.slice(0, 8), waits = ending.has(session.session);
-    const end = el("button", { type: "button", "data-key": `end ${name}`, "aria-disabled": String(waits), "aria-label": `End session ${name}` }, "End");
+    const name = nameOf(session), waits = ending.has(session.session);
+    const end = el("button", { type: "button", "data-key": `end ${session.session}`, "aria-disabled": String(waits), "aria-label": `End session ${name}` }, "End");
     end.addEventListener("click", () => endSession(session));
     return [
       name, session.owner, session.connected ? "connected" : "disconnected", `pid ${session.pid}`,
@@ -482,9 +487,9 @@ function showSessions() {
   byId("end-job").setAttribute("aria-disabled", String(ending.has("job")));
 }
 
-function endSession({ session, owner, connected }) {
-  const holds = connected ? " A program is connected to it: its calls fail." : "", name = `session ${session.slice(0, 8)}`;
-  askToEnd(session, name, `End ${name} of ${owner} and its processes?${holds}`);
+function endSession(session) {
+  const holds = session.connected ? " A program is connected to it: its calls fail." : "", name = `session ${nameOf(session)}`;
+  askToEnd(session.session, name, `End ${name} of ${session.owner} and its processes?${holds}`);
 }
 
 byId("end-job").addEventListener("click", () => {

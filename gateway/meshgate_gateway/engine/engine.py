@@ -233,7 +233,9 @@ class Engine:
     def _connect_meshes(self, monarch: Monarch, find_hosts: FindHosts) -> None:
         objects, lookup, code, fail = self._objects, self._lookup, self.code, self._actors_ended
         self._hosts = hosts = HostWatch(objects, self.link.send, code, monarch.same_versions.laptop)
-        self.inspection = Inspection(objects, self._calling, code, hosts, self._kept.kept_bytes)
+        self.inspection = Inspection(
+            objects, self._calling, code, hosts, self._kept.kept_bytes, session_name=lambda: self._ledger.name
+        )
         self._supervision = Supervision(
             objects,
             self.link.send,

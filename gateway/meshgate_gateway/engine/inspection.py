@@ -149,7 +149,9 @@ class Inspection:
         code: Code,
         hosts: Hosts,
         kept_bytes: Callable[[], Mapping[int, Mapping[int, int]]],
+        session_name: Callable[[], str],
     ) -> None:
+        self._session_name = session_name
         self._objects, self._calls, self._code, self._watch, self._kept_bytes = objects, calls, code, hosts, kept_bytes
         self._grouped: dict[int, _KnownGroups] = {}  # by the number of the mesh, as of the last status
         self.output = PrintedLines()
@@ -166,6 +168,7 @@ class Inspection:
         calls, total = self._calls.statuses(MAX_CALLS)
         known = self._objects.values()
         return EngineStatus(
+            name=self._session_name(),
             version=self._code.current_version,
             hosts=tuple(status for mesh in known if isinstance(mesh, HostMesh) for status in self._hosts(mesh)),
             meshes=self._meshes(),

@@ -112,6 +112,12 @@ def test_the_status_shows_hosts_meshes_and_calls() -> None:
     assert "2/8" in text
 
 
+def test_the_name_of_a_detached_session_is_shown_unless_it_is_that_of_its_id() -> None:
+    for name, expected in (("train [0]", "01234567 train [0]"), ("01234567", "01234567"), ("", "01234567")):
+        session = SESSION.model_copy(update={"name": name})
+        assert f"\nsession {expected}  job, " in shown(STATUS.model_copy(update={"sessions": (session,)}))
+
+
 def with_ends(procs: tuple[EndedRanks, ...], actors: tuple[EndedRanks, ...]) -> SessionStatus:
     """The session, with ranks of its processes and of actors on them that ended."""
     meshes = (

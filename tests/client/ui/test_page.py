@@ -474,6 +474,15 @@ def test_a_session_is_ended_after_a_question(open_page: Callable[..., Any]) -> N
     assert source.ended == ["0123456789abcdef" * 2]
 
 
+def test_a_detached_session_is_called_by_its_name(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    session = source.reported.sessions[0].model_copy(update={"name": "train"})
+    source.reported = source.reported.model_copy(update={"sessions": (session,)})
+    page = open_page(source)
+    playwright.expect(page.locator("#sessions tbody td").first).to_have_text("train (01234567)")
+    playwright.expect(page.get_by_role("button", name="End session train (01234567)")).to_be_visible()
+
+
 def test_the_job_is_ended_after_a_question_that_says_what_ends(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     source.run("running", b"")

@@ -12,7 +12,7 @@ from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
 from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, Deaths, HostMesh, ProcMesh, Timeline
-from meshgate_wire.messages import Call, Done, MeshRef, OutputLine, Region, Stop, Values
+from meshgate_wire.messages import Call, Detach, Done, MeshRef, OutputLine, Region, Stop, Values
 from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
 from tests.gateway.engine.fakes import async_test, until
 from tests.gateway.engine.in_memory import EngineClient
@@ -72,6 +72,16 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     assert {name: counts.ended for name, counts in by_endpoint.items()} == {"step1": 1, "step2": 1}
     assert sum(each.seconds for each in by_endpoint.values()) == pytest.approx(counts.seconds)
     assert 0 < counts.seconds < 60
+    await client.end()
+
+
+@async_test
+async def test_a_detached_session_has_its_name() -> None:
+    client = EngineClient()
+    assert client.engine.inspection.status().name == ""
+    client.send(Detach(call=1, name="train"), stream=0)
+    await client.until(lambda: client.of(Done))
+    assert client.engine.inspection.status().name == "train"
     await client.end()
 
 

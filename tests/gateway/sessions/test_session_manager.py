@@ -588,13 +588,15 @@ def inspect(**engines: Engine) -> Inspection:
 
 def test_the_status_has_the_hosts_and_what_each_engine_knows() -> None:
     mesh = MeshStatus(kind="procs", name="procs", sizes={"hosts": 2})
-    inspection = inspect(one=Engine(EngineStatus(version="cafe", meshes=(mesh,))), two=Engine(EngineStatus()))
+    inspection = inspect(
+        one=Engine(EngineStatus(name="train", version="cafe", meshes=(mesh,))), two=Engine(EngineStatus())
+    )
     status = asyncio.run(inspection.status())
     assert status.meshes == {"workers": 2}
     assert [(host.name, host.rank) for host in status.hosts] == [("workers-0", 0), ("workers-1", 1)]
     one, two = status.sessions
     assert (one.session, one.owner, one.connected, one.pid, one.version) == ("one", "alice", True, 7, "cafe")
-    assert one.meshes == (mesh,)
+    assert (one.name, one.meshes) == ("train", (mesh,))
     assert not two.connected
 
 
