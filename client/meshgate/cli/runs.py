@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ import typer
 from meshgate.cli.console import AsJson, Job, Namespace, Variables, age_text, emit, new_table
 from meshgate.cli.logs import show_run
 from meshgate.cli.ranks import parse_variables
+from meshgate.errors import JobNotRunning
 from meshgate.jobs.find import find_job
 from meshgate.jobs.runs import STOP_GRACE
 from meshgate_wire.status import Runs, RunStatus
@@ -47,7 +50,14 @@ def submit_program(
     The program runs independently of this machine, with the current code of this directory. Ctrl-C while following
     leaves it running.
     """
-    run = find_job(job, namespace).submit(
+    try:
+        found = find_job(job, namespace)
+    except JobNotRunning as error:
+        if shutil.which(job) is None:
+            raise
+        hint = f"the job comes before the command: meshgate submit JOB -- {shlex.join([job, *command])}"
+        raise JobNotRunning(f"{error}; {hint}") from None
+    run = found.submit(
         command,
         name,
         env=parse_variables(env),

@@ -276,7 +276,8 @@ def choose_session(
         why = f". Sessions end with their gateway: {restarted}" if restarted else ""
         raise JobError(f"cannot {to}: the job does not have {wanted}. Its sessions are: {known}{why}")
     if len(found) > 1:
-        raise JobError(f"cannot {to}: {len(found)} sessions match. Name one by its id: {known}")
+        hint = ". job.end_session(id) ends one that is no longer needed" if to == "attach" else ""
+        raise JobError(f"cannot {to}: {len(found)} sessions match. Name one by its id: {known}{hint}")
     return found[0]
 
 

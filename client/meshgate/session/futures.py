@@ -388,7 +388,7 @@ class Future(SeenAsMonarchs, Generic[R]):
 def _cancel_interrupted(call: Awaited) -> str:
     """Returns what becomes of a call whose wait Ctrl-C has ended."""
     try:
-        return "The call is cancelled" if call.cancel(interrupted=True) else "The operation goes on"
+        return "The call is cancelled" if call.cancel(interrupted=True) else "What it waited for continues"
     except MeshgateError as error:
         return f"The session has ended: {error}"
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli import runs
 from meshgate.cli.app import app
+from meshgate.errors import JobNotRunning
 from meshgate.jobs.runs import Run
 from meshgate_wire.status import RunStatus
 
@@ -92,3 +93,17 @@ def test_an_invalid_size_is_refused(size: str) -> None:
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (-15, 143), (None, 1)])
 def test_a_followed_run_gives_the_exit_code_of_a_shell(code: int | None, status: int) -> None:
     assert runs.exit_status(code) == status
+
+
+def test_a_submission_without_a_job_says_that_the_job_comes_first(
+    run: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str, namespace: str | None) -> None:
+        raise JobNotRunning(f"no job id begins with {name!r}")
+
+    monkeypatch.setattr(runs, "find_job", find)
+    result = run.invoke(app, ["submit", "--", "sh", "-c", "exit 3"])
+    assert result.exit_code == 3
+    hint = "the job comes before the command: meshgate submit JOB -- sh -c 'exit 3'"
+    assert result.output == f"meshgate: no job id begins with 'sh'; {hint}\n"
+    assert "before" not in run.invoke(app, ["submit", "cafe", "--", "sh"]).output

@@ -274,7 +274,7 @@ def test_ctrl_c_at_a_prompt_says_at_once_what_becomes_of_the_call(
         raise GatewayError("it is closed")
 
     assert says(lambda *, interrupted: interrupted) == "The call is cancelled\n"
-    assert says(lambda *, interrupted: not interrupted) == "The operation goes on\n"
+    assert says(lambda *, interrupted: not interrupted) == "What it waited for continues\n"
     assert says(closed) == "The session has ended: it is closed\n"
 
 
