@@ -125,7 +125,7 @@ class Certificates:
         parts = urlsplit(url)
         address = parts.hostname or "", parts.port or 443
         cause = error.reason if isinstance(error, URLError) else error
-        direct = not (through_proxy and _has_proxy(*address))
+        direct = not (through_proxy and find_proxy(url))
         if isinstance(cause, ssl.SSLCertVerificationError):
             return self._untrusted(cause, address, ask=direct and not resuming)
         if isinstance(cause, ssl.SSLError) and (why := self._refused(cause)):
@@ -183,11 +183,16 @@ class Certificates:
         return f"the ingress refused the client certificate {self._cert} ({self._issued}): {text}. {SET_CLIENT_CERT}"
 
 
-def _has_proxy(host: str, port: int) -> bool:
-    """Whether the environment names a proxy for the websockets to this address, as the library decides."""
-    if urllib.request.proxy_bypass(f"{host}:{port}"):
-        return False
-    return any(urllib.request.getproxies().get(scheme) for scheme in ("wss", "socks", "https"))
+def find_proxy(url: str) -> str | None:
+    """The proxy that the environment names for connections to the gateway at ``url``. Sessions and requests choose
+    alike: this is the order of the websockets library."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "wss"
+    if urllib.request.proxy_bypass(f"{parts.hostname}:{parts.port or (443 if secure else 80)}"):
+        return None
+    proxies = urllib.request.getproxies()
+    schemes = ("wss", "socks", "https") if secure else ("ws", "socks", "https", "http")
+    return next((proxies[scheme] for scheme in schemes if proxies.get(scheme)), None)
 
 
 def _find(value: str | Path | None, argument: str, variable: str) -> _File | None:

@@ -6,28 +6,28 @@ Those that it answers with JSON take the same route as a session's websocket.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import http.client
 import json
 import random
+import re
 import socket
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Container, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
+from ssl import SSLEOFError
 from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from meshgate.errors import ConnectionFailedError, InvalidRequestError, JobError
-from meshgate.session.certificates import CertificateError
+from meshgate.session.certificates import CertificateError, find_proxy
 from meshgate.session.dialing import Dialer, Route, UrlDialer, describe_response, error_of_response
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
@@ -42,8 +42,9 @@ ReplyT = TypeVar("ReplyT")
 
 _CUT = (
     *(ConnectionResetError, http.client.RemoteDisconnected, http.client.IncompleteRead),
-    *(InvalidMessage, ssl.SSLEOFError),  # in the handshakes of a websocket and of TLS
+    *(InvalidMessage, SSLEOFError),  # in the handshakes of a websocket and of TLS
 )
+_PROXY = re.compile(r"http://(?:([^@]*)@)?([^/@?#]+?)(?::(\d+))?/?", re.IGNORECASE)
 
 
 def request_json(
@@ -55,9 +56,7 @@ def request_json(
     ConnectionFailedError if it cannot be reached or its answer is no JSON, and the error that a rejection means.
     """
     try:
-        with ThreadPoolExecutor(1) as thread:  # the caller may be inside an event loop, as in a notebook
-            route = thread.submit(asyncio.run, dialer.dial()).result()
-        status, answer, proven = get(route, path, body)
+        status, answer, proven = get(_route(dialer), path, body)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailedError(f"cannot reach {dialer}: {error or type(error).__name__}") from error
     if status != 200 or not proven:
@@ -70,6 +69,11 @@ def request_json(
         return json.loads(answer)
     except ValueError as error:
         raise ConnectionFailedError(f"{dialer} answered {path} with something other than JSON") from error
+
+
+def _route(dialer: Dialer) -> Route:
+    with ThreadPoolExecutor(1) as thread:  # the caller may be inside an event loop, as in a notebook
+        return thread.submit(asyncio.run, dialer.dial()).result()
 
 
 def get(route: Route, path: str, body: bytes | None = None) -> tuple[int, bytes, bool]:
@@ -85,7 +89,7 @@ def get(route: Route, path: str, body: bytes | None = None) -> tuple[int, bytes,
             answer = response.read(MAX_RESPONSE)
             proof = response.getheader(PROOF_HEADER)
     except (OSError, http.client.HTTPException) as error:
-        why = route.certificates and route.certificates.explain(route.url, error, through_proxy=False)
+        why = route.certificates and route.certificates.explain(route.url, error, through_proxy=route.through_proxy)
         if not why:
             raise
         raise CertificateError(why) from error
@@ -109,6 +113,8 @@ def _connect(route: Route) -> http.client.HTTPConnection:
         except BaseException:
             connected.close()
             raise
+    elif route.through_proxy and (proxy := find_proxy(route.url)):
+        connected = _tunnel(proxy, host, port)
     else:
         connected = socket.create_connection((host, port), ANSWER_TIMEOUT)
     if secure:
@@ -118,16 +124,21 @@ def _connect(route: Route) -> http.client.HTTPConnection:
     return connection
 
 
-def _delays(count: int) -> Iterator[float]:
-    for doubling in range(count):
-        yield min(FIRST_DELAY * 2**doubling, LONGEST_DELAY)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A gateway sends no redirect. urllib would send the token to wherever an ingress redirects."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
+def _tunnel(url: str, host: str, port: int) -> socket.socket:
+    """A connection to ``host`` through the proxy at ``url``. Raises OSError, which names the proxy but no password."""
+    name, found = f"the proxy {url.rpartition('@')[2]}", _PROXY.fullmatch(url)
+    if found is None:
+        raise OSError(f"{name} is not supported: its URL must be of the form http://HOST:PORT")
+    user, proxy, proxy_port = found.groups()
+    connection = http.client.HTTPConnection(proxy, int(proxy_port or 80), timeout=ANSWER_TIMEOUT)
+    login = base64.b64encode(unquote(user or "").encode()).decode()
+    connection.set_tunnel(host, port, {"Proxy-Authorization": f"Basic {login}"} if login else {})
+    try:
+        connection.connect()
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        raise OSError(f"{name} does not connect to {host}:{port}: {error}") from error
+    return connection.sock
 
 
 class _Connection(ClientConnection):
@@ -163,31 +174,16 @@ class GatewayClient(Generic[ReplyT]):
 
     def _get(self, path: str, token: str | None = None) -> dict[str, Any]:
         """``token``: instead of this client's."""
-        address = self._url.replace("ws", "http", 1) + path
-        headers, prover = _request_headers(token or self._present_token())
-        request = urllib.request.Request(address, headers=headers)
-        for delay in (*_delays(CUTS - 1), None):
+        dialer = self._dialer if token is None else UrlDialer(self._url, token)
+        for attempt in range(CUTS):
             try:
-                status, body, proof = self._exchange(request)
-                break
-            except (OSError, http.client.HTTPException) as error:
-                if delay is None or not isinstance(error, _CUT):
-                    raise self._unreachable(error) from error
-                time.sleep(delay)
-        if status != HTTPStatus.OK or prover.prover_of(proof, status, body) is None:
-            raise self._rejection(status, body, proof, prover)
-        found: dict[str, Any] = json.loads(body)
-        return found
-
-    def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes, str | None]:
-        context = self._ssl_context()
-        https = () if context is None else (urllib.request.HTTPSHandler(context=context),)
-        try:
-            response = urllib.request.build_opener(_NoRedirects, *https).open(request, timeout=REPLY_TIMEOUT)
-        except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            return int(response.status), response.read(), response.headers.get(PROOF_HEADER)
+                found: dict[str, Any] = request_json(dialer, path)
+                return found
+            except ConnectionFailedError as error:
+                if attempt == CUTS - 1 or not isinstance(error.__cause__, _CUT):
+                    raise
+            time.sleep(min(FIRST_DELAY * 2**attempt, LONGEST_DELAY))
+        raise AssertionError("the last attempt returns or raises")
 
     def _ask(self, request: BaseModel, timeout: float) -> Iterator[ReplyT]:
         """The gateway's replies until it closes the connection; each comes within ``timeout`` seconds."""
@@ -233,12 +229,15 @@ class GatewayClient(Generic[ReplyT]):
 
     @contextmanager
     def _connected(self) -> Iterator[ClientConnection]:
-        headers, prover = _request_headers(self._present_token())
+        route, nonce = _route(self._dialer), new_nonce()
+        prover = Prover.of_request(nonce, route.token)
+        assert prover is not None
         try:
             connection = connect(
-                f"{self._url}/v1/jobs",
-                ssl=self._ssl_context(),
-                additional_headers=headers,
+                f"{route.url}/v1/jobs",
+                ssl=route.ssl,
+                proxy=True if route.through_proxy else None,
+                additional_headers={**route.headers, NONCE_HEADER: nonce},
                 compression=None,
                 close_timeout=2,
                 create_connection=_Connection,
@@ -250,7 +249,9 @@ class GatewayClient(Generic[ReplyT]):
                 raise CreatesNoJobs(f"{self._dialer} serves one job and creates none. {self._creates_none}") from None
             raise self._rejection(status, body, proof, prover) from None
         except (OSError, WebSocketException) as error:
-            raise self._unreachable(error) from error
+            certificates = route.certificates
+            why = certificates and certificates.explain(route.url, error, through_proxy=route.through_proxy)
+            raise ConnectionFailedError(f"cannot reach {self._dialer}: {why or error}") from error
         with connection:
             response = connection.response
             assert response is not None
@@ -259,28 +260,8 @@ class GatewayClient(Generic[ReplyT]):
                 raise self._rejection(response.status_code, b"", proof, prover)
             yield connection
 
-    def _present_token(self) -> str:
-        return self._token() if callable(self._token) else self._token
-
-    def _ssl_context(self) -> ssl.SSLContext | None:
-        certificates = self._dialer.certificates
-        return None if certificates is None else certificates.context()
-
-    def _unreachable(self, error: Exception) -> ConnectionFailedError:
-        certificates = self._dialer.certificates
-        why = certificates and certificates.explain(self._url, error, through_proxy=True)
-        return ConnectionFailedError(f"cannot reach {self._dialer}: {why or error}")
-
     def _rejection(self, status: int, body: bytes, proof: str | None, prover: Prover) -> Exception:
         proven = prover.prover_of(proof, status, body) is not None
         error = error_of_response(status, body, str(self._dialer), proven=proven)
         described = describe_response(status, body, proven=proven)
         return error or ConnectionFailedError(f"cannot reach {self._dialer}: {described}")
-
-
-def _request_headers(token: str) -> tuple[dict[str, str], Prover]:
-    """The headers of a request, and what checks that the response is a gateway's."""
-    nonce = new_nonce()
-    prover = Prover.of_request(nonce, token)
-    assert prover is not None
-    return {"Authorization": f"Bearer {token}", NONCE_HEADER: nonce}, prover

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import shutil
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.reconnect import Reconnector
 from meshgate_wire import Limits
 from tests.certificates import create_ca, create_certificates, sign
+from tests.ports import closed_port
 
 Connect: TypeAlias = Callable[[str], object]
 HOST = "127.0.0.1"
@@ -336,3 +339,104 @@ def test_files_that_cannot_be_used_are_named(
 def test_certificates_of_unencrypted_urls_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CERT, "/nowhere")
     assert UrlDialer("ws://127.0.0.1:1", "t").certificates is None
+
+
+@contextmanager
+def proxying(port: int | None) -> Iterator[tuple[str, list[str]]]:
+    """The address of a proxy whose tunnels all lead to this port of this machine, and the heads of its requests. It
+    refuses them if there is no port."""
+    received: list[str] = []
+
+    class Tunnel(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = ""
+            while line := self.rfile.readline().decode().strip():
+                head += f"{line}\n"
+            received.append(head)
+            if port is None:
+                self.wfile.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+                return
+            with socket.create_connection((HOST, port)) as onward:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                back = threading.Thread(target=_copy, args=(onward, self.connection))
+                back.start()
+                _copy(self.connection, onward)
+                back.join()
+
+    with socketserver.ThreadingTCPServer((HOST, 0), Tunnel) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"{HOST}:{server.server_address[1]}", received
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(4096):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+@every_client
+def test_the_proxy_of_the_environment_is_used(connect: Connect, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CA, str(made / "ca.crt"))
+    with serving(made / "misnamed") as url, proxying(port_of(url)) as (proxy, received):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
+        with pytest.raises(ConnectionFailedError, match=REACHED):
+            connect("wss://gateway.example")
+    assert received
+    assert all(head.startswith("CONNECT gateway.example:443 ") for head in received)
+
+
+@every_client
+def test_a_gateway_on_this_machine_is_reached_past_the_proxy(
+    connect: Connect, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CA, str(made / "ca.crt"))
+    with serving(made / "server") as url, proxying(None) as (proxy, received):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
+        with pytest.raises(ConnectionFailedError, match=REACHED):
+            connect(url)
+    assert received == []
+
+
+@pytest.mark.parametrize(("no_proxy", "tunnels"), [("0.0.0.0", 0), ("gateway.example", 1)])  # the former: this machine
+def test_no_proxy_is_honoured(no_proxy: str, tunnels: int, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CA, str(made / "ca.crt"))
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    with serving(made / "misnamed") as url, proxying(port_of(url)) as (proxy, received):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
+        with pytest.raises(ConnectionFailedError, match=r"the certificate of 0\.0\.0\.0 is not trusted"):
+            by_request(f"wss://0.0.0.0:{port_of(url)}")
+    assert len(received) == tunnels
+
+
+def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxying(None) as (proxy, received):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://alice:s%40cret@{proxy}")
+        with pytest.raises(ConnectionFailedError) as refused:
+            by_request("wss://gateway.example")
+    assert str(refused.value) == (
+        f"cannot reach the gateway at wss://gateway.example: the proxy {proxy} does not connect to "
+        "gateway.example:443: Tunnel connection failed: 407 Proxy Authentication Required"
+    )
+    assert f"Proxy-Authorization: Basic {base64.b64encode(b'alice:s@cret').decode()}\n" in received[0]
+
+
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closed_port() as port:
+        for proxy, why in (
+            (f"http://{HOST}:{port}", "does not connect to gateway.example:443"),
+            ("socks5://proxy.example:1080", "is not supported: its URL must be of the form http://HOST:PORT"),
+            ("proxy.example:3128", "is not supported"),
+        ):
+            monkeypatch.setenv("HTTPS_PROXY", proxy)
+            with pytest.raises(ConnectionFailedError, match=f"the proxy {proxy} {why}"):
+                by_request("wss://gateway.example")
