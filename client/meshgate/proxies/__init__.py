@@ -2,9 +2,9 @@
 
 A proxy exists before the gateway has heard of its object: its shape is computed here, and calls name exactly its ranks.
 
-The order of the modules, from the top: ``channels``, ``client``, ``host_and_proc_mesh`` (one module,
-since host meshes spawn process meshes and a process knows its host), ``actor_mesh``, ``endpoints``, ``kept``,
-``ports`` and ``mesh``. Proxies send through a ``ClientSession``; they never touch the connection or a socket.
+The order of the modules, from the top: ``client``, ``host_and_proc_mesh`` (one module, since host meshes spawn process
+meshes and a process knows its host), ``actor_mesh``, ``endpoints``, ``kept``, ``ports`` and ``mesh``. Proxies
+send through a ``ClientSession``; they never touch the connection or a socket.
 """
 
 from __future__ import annotations

@@ -158,7 +158,8 @@ class PendingCall:
         assert len(self.times) == (len(self.replies) if self.expected > 1 else 0)
         assert self.state is _S.ENDED or missing > 0, (self.state, missing)
         assert self.state is not _S.OPEN or stream or not self.failed, self.failed
-        assert self.state is not _S.CANCELLED or not self.objects
+        assert self.state is not _S.CANCELLED or (self.cancelled and not self.objects)
+        assert not self.cancelled or self.state in (_S.CANCELLED, _S.ENDED), self.state
         assert self.state is not _S.GATHERING or (self.failed and not stream)
         assert self.state is not _S.COMPLETE or (missing == 1 and not stream), missing
 

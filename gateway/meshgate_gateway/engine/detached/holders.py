@@ -21,7 +21,7 @@ MAX_CLAIMS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """A client that connects. ``takes_over``: it wants to replace the holder. Older clients have no ``identity``."""
+    """A client that connects. ``takes_over``: it wants to replace the holder."""
 
     identity: str
     name: str
