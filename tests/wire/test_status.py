@@ -49,6 +49,23 @@ def test_reports_of_an_older_gateway_are_grouped_and_those_that_the_program_stop
 """,
             "RuntimeError: CUDA error: device-side assert triggered",
         ),
+        (
+            """The actor failed:
+    + Exception Group Traceback (most recent call last):
+    |   File "a.py", line 1, in f
+    |     raise group
+    | ExceptionGroup: many (2 sub-exceptions)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "a.py", line 2, in g
+      |     raise inner
+      | ValueError: inner
+      +---------------- 2 ----------------
+      | KeyError: 'b'
+      +------------------------------------
+""",
+            "ExceptionGroup: many (2 sub-exceptions)",
+        ),
         ('Traceback:\n  File "a.py", line 1, in f\n    g()', "g()"),
     ],
 )

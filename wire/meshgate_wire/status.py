@@ -101,18 +101,19 @@ _WAS_STOPPED = re.compile(r"mesh (['\"]).*\1 was stopped: ")  # begins the repor
 
 
 def exception_line(report: str) -> str:
-    """The first line of the exception that ``report`` ends with a traceback of, or else the last line."""
+    """The first line of the exception that ``report`` ends with a traceback of, or else the last line. Of an exception
+    group, that is its own."""
     lines = report.rstrip().split("\n")
-    frames = [at for at, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    frames = [(-_indent(line), at) for at, line in enumerate(lines) if line.lstrip(" |").startswith('File "')]
     if frames:
-        indent = _indent(lines[frames[-1]])
-        after = (line for line in lines[frames[-1] + 1 :] if line.strip() and _indent(line) < indent)
-        return next(after, lines[-1]).strip()
+        outermost, last = max(frames)
+        after = (line for line in lines[last + 1 :] if line.strip(" |") and _indent(line) < -outermost)
+        return next(after, lines[-1]).strip(" |")
     return lines[-1].strip()
 
 
 def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    return len(line) - len(line.lstrip(" |"))  # the lines of a group begin with bars
 
 
 class EndedRanks(_Model):
