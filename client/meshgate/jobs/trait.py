@@ -4,9 +4,9 @@ Names, signatures and rules are Monarch's: ``apply()`` is idempotent, ``state()`
 applied and finds one that another process started, and ``kill()`` may be called twice. meshgate adds two things: a job
 is a context manager that kills on exit, and a saved job is not a pickle (see ``saved.py``).
 
-A job type implements ``_create``, ``_state``, ``_kill`` and ``can_run``. It never sets ``_status``. The types of
-meshgate also implement ``_spec``, ``_allocation`` and ``_restore``, so that loading their files runs nothing. The types
-of a program need not: their attributes are pickled, as Monarch pickles its jobs.
+A job type implements ``_create``, ``_dialer``, ``_mesh_sizes``, ``_state``, ``_kill`` and ``can_run``. It never sets
+``_status``. The types of meshgate also implement ``_spec``, ``_allocation`` and ``_restore``, so that loading their
+files runs nothing. The types of a program need not: their attributes are pickled, as Monarch pickles its jobs.
 """
 
 from __future__ import annotations
