@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from meshgate.session.errors.unread import FailedCall, UnreadFailures
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.shape import Shape
 from meshgate.shapes.value_mesh import ValueMesh
@@ -32,22 +33,6 @@ class Reader(Protocol):
 
     def error(self, failure: Failure, buffers: Sequence[Fragments], endpoint: str) -> Exception:
         """The error to raise for ``failure``."""
-
-
-class FailedCall(Protocol):
-    """A failed call, which is reported if the program reads none of its failed futures."""
-
-    def watch(self, futures: Sequence[FutureProxy[Any]], make_error: Callable[[], Exception]) -> None:
-        """``futures`` are about to be settled with the error that ``make_error`` returns."""
-
-
-class UnreadFailures(Protocol):
-    """Reports failures that the program has not read."""
-
-    watching: bool
-    ignored: bool
-
-    def failed_call(self, endpoint: str) -> FailedCall: ...
 
 
 class Canceller(Protocol):

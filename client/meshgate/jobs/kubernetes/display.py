@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,27 +24,7 @@ _SHOWN_PROBLEMS = 8
 _REPEAT_INTERVAL = 10.0  # seconds
 
 
-class Display(Protocol):
-    """A context manager around waiting for a job: a listener for its progress that also shows other steps."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def created(self, obj: Object) -> None: ...
-
-    def progress(self, progress: Progress) -> None: ...
-
-    def activity(self, text: str) -> None:
-        """Shows the current step, if it is not the start of a job."""
-
-    def done(self, text: str) -> None:
-        """Shows the final line, which remains."""
-
-
-def choose_display(title: str, stream: TextIO | None = None, *, quiet: bool = False) -> Display:
+def choose_display(title: str, stream: TextIO | None = None, *, quiet: bool = False) -> SilentDisplay:
     """The display for ``MESHGATE_PROGRESS`` and the terminal; none if ``quiet``."""
     if quiet:
         return SilentDisplay()
@@ -59,6 +39,9 @@ def choose_display(title: str, stream: TextIO | None = None, *, quiet: bool = Fa
 
 
 class SilentDisplay(Block):
+    """A context manager around waiting for a job: a listener for its progress that also shows other steps. This one
+    shows nothing."""
+
     def created(self, obj: Object) -> None:
         return None
 
@@ -66,10 +49,10 @@ class SilentDisplay(Block):
         return None
 
     def activity(self, text: str) -> None:
-        return None
+        """Shows the current step, if it is not the start of a job."""
 
     def done(self, text: str) -> None:
-        return None
+        """Shows the final line, which remains."""
 
 
 class PlainDisplay(SilentDisplay):

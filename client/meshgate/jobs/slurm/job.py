@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -435,19 +435,9 @@ def check_sync_dirs(sync_dirs: Sequence[str] | None) -> list[str] | None:
     return paths
 
 
-class Progress(Protocol):
-    """Shows one text at a time, as a context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, text: str) -> None: ...
-
-
 class Silent(Block):
+    """Shows one text at a time, as a context manager. This one shows nothing."""
+
     def show(self, text: str) -> None:
         return None
 
@@ -485,7 +475,7 @@ class Live(Silent):
         self._status.update(f"{text}  {time.monotonic() - self._started:.0f} s")
 
 
-def choose_progress(stream: TextIO | None = None) -> Progress:
+def choose_progress(stream: TextIO | None = None) -> Silent:
     stream = stream or sys.stderr
     match progress_mode(stream):
         case "off":
@@ -509,7 +499,7 @@ def describe(report: JobReport) -> str:
 
 
 def wait_for_workers(
-    ask: Callable[[], JobReport], progress: Progress, timeout: float | None, interval: float = 2.0
+    ask: Callable[[], JobReport], progress: Silent, timeout: float | None, interval: float = 2.0
 ) -> JobReport:
     """Waits until every worker has connected. ``ask`` asks for the job, and raises OSError; at the latest every
     ``interval`` seconds while it is in the queue.
