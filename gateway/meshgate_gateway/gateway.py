@@ -399,12 +399,6 @@ class SessionActivity(Protocol):
     def idle_since(self) -> float | None: ...
 
 
-class Hosts(Protocol):
-    """The hosts of all meshes."""
-
-    async def wait_ready(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Shutdown:
     """Why the gateway shuts down. ``idle``: it had no session for long enough, so its job ends too."""
@@ -415,7 +409,7 @@ class Shutdown:
 
 async def wait_for_shutdown(
     sessions: SessionActivity,
-    hosts: Hosts,
+    hosts: HostProvider,
     requested: asyncio.Future[Shutdown],
     *,
     lifetime_fd: int | None,
@@ -497,7 +491,7 @@ def _request(requested: asyncio.Future[Shutdown], reason: str) -> None:
 
 async def wait_idle(
     sessions: SessionActivity,
-    hosts: Hosts,
+    hosts: HostProvider,
     timeout: float,
     first_session: float = 0,
     hosts_timeout: float | None = HOSTS_TIMEOUT,

@@ -15,9 +15,12 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Inspect, Inspected, Samples
+from meshgate_gateway.engine.calls.calling import Calling
+from meshgate_gateway.engine.code.code_sync import CodeSync
+from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.meshes.supervision import HOST_LOST, PROCESS_ENDED
 from meshgate_gateway.engine.monarch.interface import exit_code
 from meshgate_gateway.engine.objects.records import (
@@ -36,7 +39,6 @@ from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
     STOPPED,
     CallCounts,
-    CallStatus,
     CallTimeline,
     EndedRanks,
     EngineStatus,
@@ -61,34 +63,6 @@ MAX_TIMELINES_IN_FLIGHT, MAX_TIMELINES_ENDED = 8, 16
 _RANK = re.compile(r" ?\{'[^{}]*': \d+/\d+\}")  # in the name of an actor
 LINE_COST = 256  # characters that a line counts for besides its text
 REPORT_INTERVAL = 5.0  # seconds
-
-
-class Code(Protocol):
-    """What inspection needs to know of the code sync."""
-
-    @property
-    def current_version(self) -> str: ...
-
-    def has_version(self, host: str) -> bool: ...
-
-    def parent_of(self, host: str) -> str: ...
-
-
-class Hosts(Protocol):
-    """What inspection needs to know of hosts that are about to end."""
-
-    def end_of(self, host: str) -> tuple[str, float] | None: ...
-
-
-class CallsInFlight(Protocol):
-    def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
-        """The oldest calls in flight, and how many there are."""
-
-    def timelines(self, limit: int) -> list[tuple[Timeline, ActorMesh]]:
-        """Of the oldest calls to several ranks in flight."""
-
-    def in_flight(self) -> Mapping[tuple[int, str], int]:
-        """The number of calls in flight by the id of their mesh's record, and their endpoint."""
 
 
 class PrintedLines:
@@ -145,9 +119,9 @@ class Inspection:
     def __init__(
         self,
         objects: ObjectTable,
-        calls: CallsInFlight,
-        code: Code,
-        hosts: Hosts,
+        calls: Calling,
+        code: CodeSync,
+        hosts: HostWatch,
         kept_bytes: Callable[[], Mapping[int, Mapping[int, int]]],
         session_name: Callable[[], str],
     ) -> None:

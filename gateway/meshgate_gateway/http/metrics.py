@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator
 from http import HTTPStatus
 from itertools import accumulate
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -25,23 +24,15 @@ from prometheus_client.core import (
 from meshgate_gateway.hosts.provider import HostProvider
 from meshgate_gateway.http.auth import audited
 from meshgate_gateway.http.messages import Request, Response
-from meshgate_gateway.sessions.session_table import Durations, Statistics, Totals
+from meshgate_gateway.sessions.session_manager import SessionManager
+from meshgate_gateway.sessions.session_table import Durations
 from meshgate_wire.handshake import PYTHON_VERSION, SOFTWARE_VERSION
-
-
-class CountedSessions(Protocol):
-    """What is read of the sessions; ``SessionManager`` documents it."""
-
-    @property
-    def totals(self) -> Totals: ...
-
-    def statistics(self) -> Statistics: ...
 
 
 class Metrics:
     """The metrics of one gateway, as text."""
 
-    def __init__(self, sessions: CountedSessions, hosts: HostProvider) -> None:
+    def __init__(self, sessions: SessionManager, hosts: HostProvider) -> None:
         self._sessions, self._hosts = sessions, hosts
         self._registry = CollectorRegistry()
         self._registry.register(self)

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from meshgate_gateway.engine.calls.pending_calls import CallState, PendingCall
-from meshgate_gateway.engine.monarch.interface import BatchedReply, Reply
+from meshgate_gateway.engine.monarch.interface import CallSender, Reply
 from meshgate_gateway.engine.objects.records import ActorMesh
 
 OPEN_CALLS = 8  # below this number of open calls, a call leaves at once
@@ -29,18 +29,6 @@ MAX_CALL_BYTES = 16 * 1024
 PATIENCE = 0.001  # seconds that a batch waits for earlier ones
 UNDER_WAY = 2  # batches to the same actors, from which on the next one waits
 MAX_SECONDS = 0.002  # that the calls of a batch may take together: peers that call the same actors wait for it
-
-
-class BatchSender(Protocol):
-    """What batches need of Monarch."""
-
-    def size_in_batch(self, payload: Any) -> int | None: ...
-
-    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any, int]]) -> Any: ...
-
-    def receive(self, receiver: Any) -> asyncio.Future[Any]: ...
-
-    def replies_of(self, message: Any) -> list[BatchedReply]: ...
 
 
 class BatchedCall(NamedTuple):
@@ -71,7 +59,7 @@ class Batches:
 
     def __init__(
         self,
-        monarch: BatchSender,
+        monarch: CallSender,
         replied: Callable[[BatchedCall, Reply, dict[Any, Any]], None],
         failed: Callable[[BatchedCall, BaseException], None],
     ) -> None:

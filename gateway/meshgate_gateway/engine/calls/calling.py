@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from meshgate_gateway.engine.calls.batches import OPEN_CALLS, BatchedCall, Batches, BatchSender
+from meshgate_gateway.engine.calls.batches import OPEN_CALLS, BatchedCall, Batches
+from meshgate_gateway.engine.calls.kept_values import Prepared
 from meshgate_gateway.engine.calls.pending_calls import (
     GATHER_FAILURES,
     CallEvent,
@@ -40,19 +41,8 @@ CANCEL_PATIENCE = 2.0  # seconds; then a line names the ranks that still run a c
 MAX_SUPERVISED = 1024  # parts of meshes whose next fault Monarch is to report; above it, idle ones are dropped
 
 
-class Messaging(Payloads, CallSender, BatchSender, Protocol):
+class Messaging(Payloads, CallSender, Protocol):
     """What calls need of Monarch."""
-
-
-class Prepared(Protocol):
-    """What a call is sent with that keeps or uses kept values; ``kept_values.Prepared``."""
-
-    objects: Sequence[Any]
-    chosen: int | None
-    label: str
-
-    @property
-    def ended(self) -> Callable[[Response | None, PendingCall | None], None]: ...
 
 
 class KeptValues(Protocol):
