@@ -85,7 +85,7 @@ def connected_pump() -> tuple[Session, Session, FakeTransport, Pump]:
 def drain_immediately(transport: FakeTransport, pump: Pump) -> None:
     def drain() -> None:
         transport.buffer.clear()
-        pump.writable()
+        pump.flush()
 
     transport.on_write = drain
 
@@ -118,7 +118,7 @@ def test_the_transport_is_filled_to_its_high_water_mark() -> None:
     pump.flush()
     assert session.queued_bytes == queued
     transport.buffer.clear()
-    pump.writable()
+    pump.flush()
     assert session.queued_bytes < queued
 
 
@@ -129,7 +129,7 @@ def test_a_small_message_overtakes_unwritten_data() -> None:
     already = len(transport.written)
     send_done(session, 2, stream=2)
     transport.buffer.clear()
-    pump.writable()
+    pump.flush()
     events = [event for message in transport.written[: already + 1] for event in peer.receive_data(message)]
     assert numbers(events) == [2]
 
@@ -226,7 +226,6 @@ def test_a_closed_pump_writes_nothing_and_has_no_timer() -> None:
     assert transport.armed() == 0
     pump.flush()
     pump.flush_soon()
-    pump.writable()
     pump.close()
     assert transport.written == []
     assert transport.armed() == 0

@@ -58,8 +58,8 @@ class Pump:
 
     After ``session.send``, ``session.consume`` and ``session.receive_data``, call ``flush`` to write immediately, or
     ``flush_soon`` to write in the next iteration of the event loop, in one message with whatever else is sent before.
-    Call ``writable`` when the transport's buffer has drained after it held more than ``HIGH_WATER`` bytes. ``flushed``
-    is called after each flush by a timer, since the queue may be shorter then.
+    Also call ``flush`` when the transport's buffer has drained after it held more than ``HIGH_WATER`` bytes.
+    ``flushed`` is called after each flush by a timer, since the queue may be shorter then.
     """
 
     __slots__ = ("_ack_timer", "_closed", "_flush_timer", "_flushed", "_flushing", "_session", "_transport")
@@ -85,7 +85,7 @@ class Pump:
         After ``FLUSH_BYTES`` it continues in the next iteration of the event loop, to let other callbacks run.
         """
         if self._flushing or self._closed:
-            return  # write() may call writable(); the loop below continues anyway
+            return  # write() may drain the buffer at once, and so call this; the loop below continues anyway
         self._flushing = True
         written = 0
         try:
@@ -107,10 +107,6 @@ class Pump:
         """Calls ``flush`` in the next iteration of the event loop."""
         if self._flush_timer is None and not self._closed:
             self._flush_timer = self._transport.call_later(0, self._flush_now)
-
-    def writable(self) -> None:
-        """The transport's buffer has fallen below its low-water mark."""
-        self.flush()
 
     def close(self) -> None:
         """Cancels the timers; nothing is written afterwards."""

@@ -349,7 +349,7 @@ class ClientLink:
 
     def connection_writable(self, connection: ClientConnection) -> None:
         if connection is self._connection and self._pump is not None:
-            self._pump.writable()
+            self._pump.flush()
             self._drained()
 
     def _drained(self) -> None:
