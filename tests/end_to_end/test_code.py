@@ -42,6 +42,10 @@ class Model(Actor):
         return STEP
 
     @endpoint
+    def same(self, value):
+        return value
+
+    @endpoint
     def where(self):
         return __file__
 """
@@ -112,12 +116,15 @@ def test_reload_updates_running_processes_and_reports_old_classes(job: Any, proj
     procs = job.state().workers.spawn_procs()
     first = procs.spawn("first", model())
     assert steps(first) == [1]
+    kept = first.step.keep()
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=4444))
     job.sync(quiet=True)
     report = procs.reload().get(timeout=60).item(hosts=0)
     assert report["modules"] == ("settings_of_test", "model_of_test")
     assert report["old_classes"] == ("model_of_test.Model",)
-    assert steps(procs.spawn("second", model())) == [4444]
+    second = procs.spawn("second", model())
+    assert steps(second) == [4444]
+    assert list(second.same.call(kept).get(timeout=60).values()) == list(kept.get(timeout=60).values()) == [1]
 
 
 def test_a_syntax_error_is_printed_and_stops_neither_the_sync_nor_the_processes(
