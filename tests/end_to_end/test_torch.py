@@ -89,6 +89,40 @@ def test_process_groups_of_actors_need_no_further_step(hosts: Any) -> None:
     procs.stop().get()
 
 
+class Maker(kt.Actor):
+    rank: int
+
+    def __init__(self) -> None:
+        self.made: Any = None
+
+    @kt.endpoint
+    def make(self, rows: int) -> Any:
+        import torch
+
+        self.made = torch.full((rows, 3), float(self.rank))
+        return self.made
+
+    @kt.endpoint
+    def total(self, tensor: Any) -> tuple[float, bool]:
+        """The sum, and whether it is the tensor that was made here."""
+        return float(tensor.sum()), tensor is self.made
+
+
+@pytest.mark.timeout(600)
+def test_tensors_stay_in_their_processes_and_pass_to_others(hosts: Any) -> None:
+    import torch
+
+    makers, takers = (hosts.spawn_procs(name=name).spawn(name, Maker) for name in ("makers", "takers"))
+    made = makers.make.keep(2)
+    info = made.info().get(1)
+    assert (info.type, info.bytes, info.dtype, info.shape) == ("torch.Tensor", 24, "torch.float32", (2, 3))
+    assert list(takers.total.call(made).get().values()) == [(0.0, False), (6.0, False)]
+    assert list(makers.total.call(made).get().values()) == [(0.0, True), (6.0, True)]
+    assert torch.equal(made.get().get(1), torch.ones(2, 3))
+    put = takers.put(torch.arange(4.0))
+    assert set(takers.total.call(put).get().values()) == {(6.0, False)}
+
+
 def test_functions_of_distributed_tensors_are_refused_with_what_to_do_instead() -> None:
     program = """
         import torch
