@@ -45,11 +45,15 @@ def test_the_documented_job_set_has_the_pods_of_two_meshes(
             pods = f"jobset.sigs.k8s.io/jobset-name=trainer,jobset.sigs.k8s.io/replicatedjob-name={mesh}"
             job.add_mesh(mesh, 2, label_selector=pods, pod_rank_label=INDEX)
         with job:
-            state = job.state()
+            state, spawned = job.state(), {}
             for mesh in ("trainers", "dataloaders"):
-                actors = getattr(state, mesh).spawn_procs().spawn("actors", Trainer)
+                spawned[mesh] = actors = getattr(state, mesh).spawn_procs().spawn("actors", Trainer)
                 names = list(actors.pod.call().get(timeout=60).values())
                 assert names == [f"trainer-{mesh}-0-{letter}" for letter in "zy"]
+            taken = spawned["trainers"].train_step.call(spawned["dataloaders"].pod.keep()).get(timeout=60)
+            assert list(taken.values()) == [
+                f"step of trainer-dataloaders-0-{letter} on trainer-trainers-0-{letter}" for letter in "zy"
+            ]
 
 
 def test_the_documented_pods_for_rdma_may_pin_memory_and_nothing_else(namespace: str) -> None:
