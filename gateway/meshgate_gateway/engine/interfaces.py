@@ -27,7 +27,7 @@ class Answer(Protocol):
 
 
 class Ask(Protocol):
-    def __call__(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
+    def __call__(self, mesh: int, rank: int, nbytes: int, *, reply: bool, kept: bool) -> str:
         """Why the process may not send a message of ``nbytes`` to the engine, or empty if it may."""
 
 

@@ -25,6 +25,15 @@ GROUP_FILES = {
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
 }
 
+KEEP = (
+    "Leave the value in the cluster, with endpoint.keep() in place of call(), and pass it to other calls; save it to a "
+    "file and fetch that with job.pull(), or send it in parts"
+)
+FETCH_LESS = (
+    "It stays in the cluster: pass it to other calls, such as one that returns a part of it, or one that saves it to a "
+    "file for job.pull(). If one rank's value fits, fetch a slice of the kept mesh"
+)
+
 
 class _Promise(NamedTuple):
     mesh: int
@@ -54,16 +63,14 @@ class ValueMemory:
         allowed = left if self._limit else left * 3 // 4
         return max(0, allowed - sum(promise.nbytes for promise in self.promised))
 
-    def ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
+    def ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool, kept: bool = False) -> str:
         """Why a process may not send a message of ``nbytes``, or empty if it may. A ``reply`` is promised its room,
-        unless its call has ended, perhaps with an error of another rank: nothing would take the promise back."""
+        unless its call has ended, perhaps with an error of another rank: nothing would take the promise back. ``kept``:
+        the client fetches a value that stays."""
         room = self.room()
         if room is not None and nbytes > room:
-            fact = self._explain("the result" if reply else "the message", nbytes, room)
-            return (
-                f"{fact} Leave the value in the cluster, with endpoint.keep() in place of call(), and pass it to other "
-                "calls; save it to a file and fetch that with job.pull(), or send it in parts"
-            )
+            what = "the kept value" if kept else "the result" if reply else "the message"
+            return f"{self._explain(what, nbytes, room)} {FETCH_LESS if kept else KEEP}"
         if reply and self._awaited(mesh, rank):
             self.promised.append(_Promise(mesh, rank, nbytes))
         return ""

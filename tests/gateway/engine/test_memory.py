@@ -98,6 +98,14 @@ def test_a_value_may_take_three_quarters_of_what_is_left(monkeypatch: pytest.Mon
     assert values.ask(1, 1, 2**40, reply=True) == ""
 
 
+def test_the_error_of_a_kept_value_that_cannot_be_fetched_does_not_advise_keep() -> None:
+    values = ValueMemory(always, limit=100)
+    refusal = values.ask(1, 0, 101, reply=True, kept=True)
+    assert refusal.startswith("the kept value has 0.0 MB, but ")
+    assert "MESHGATE_VALUE_MEMORY=100 of the gateway sets this limit. It stays in the cluster: pass it to" in refusal
+    assert "endpoint.keep()" not in refusal
+
+
 def test_replies_on_their_way_share_the_room() -> None:
     values = ValueMemory(always, limit=100)
     assert not values.ask(1, 0, 60, reply=True)

@@ -422,7 +422,7 @@ class Calling:
     def _finish(self, pending: PendingCall, response: Response | None, stream: int) -> bool:
         """Sends ``response``, if there is one. Returns whether the call has ended."""
         if response is not None:
-            self._respond(response, stream)
+            self._respond(response, stream, kept=pending.header is None)  # a reload's response is small
         if pending.state is CallState.ENDED:
             ended = self._pending.pop(pending.call, None)
             if ended is not None and (totals := pending.totals) is not None:
@@ -462,12 +462,17 @@ class Calling:
         for start in range(0, len(changed), CALLS_PER_REPORT):
             self._send(Progress(calls=tuple(changed[start : start + CALLS_PER_REPORT])))
 
-    def _respond(self, response: Response, stream: int) -> None:
+    def _respond(self, response: Response, stream: int, *, kept: bool = False) -> None:
+        """``kept``: the client fetches values that stay."""
         try:
             self._send(response.header, response.buffers, stream=stream)
         except MessageTooLarge as error:
             call, rank = getattr(response.header, "call", 0), getattr(response.header, "rank", None)
-            remedy = "Leave the values in the cluster, with endpoint.keep() in place of call()"
+            remedy = (
+                "The values stay in the cluster: fetch a slice of the kept mesh, or pass them to other calls"
+                if kept
+                else "Leave the values in the cluster, with endpoint.keep() in place of call()"
+            )
             message = f"the gateway cannot send the reply: {error}. {remedy}"
             failure = Failure(kind="invalid", message=message)
             self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)

@@ -31,11 +31,11 @@ def ask_before_large_messages(
     result = actor_mesh.PythonMessageKind.Result
 
     def pending_result(self: Any, value: Any) -> Any:  # as Monarch's own, which does not show the size
-        state = pickled(value)
+        state, frame = pickled(value), sys._getframe(1)
         # Only then: ``buffer()`` copies the pickle, which took a third of the time of 100 MB between two actors.
-        if answers_the_engine(sys._getframe(1)) and (nbytes := len(state.buffer())) >= LARGE:
-            ask(connect, hello, nbytes, reply=True)
-        return actor_mesh.PendingMessage(result(rank_of(self, sys._getframe(1))), state)
+        if answers_the_engine(frame) and (nbytes := len(state.buffer())) >= LARGE:
+            ask(connect, hello, nbytes, reply=True, kept=gives_a_kept_value(frame))
+        return actor_mesh.PendingMessage(result(rank_of(self, frame)), state)
 
     def send(port: Any, value: Any, frame: Any, *, large: bool) -> bool:
         large = large and sends_to(port, root)
@@ -86,6 +86,13 @@ def answers_the_engine(frame: Any) -> bool:
     return call is not None and call["correlation_id"] is None
 
 
+def gives_a_kept_value(frame: Any) -> bool:
+    """Whether ``code_actors.KeptValuesActor`` handles the call in ``frame``. Only values make its replies large."""
+    call = call_in(frame)
+    actor = call.get("self") if call is not None else None
+    return type(getattr(actor, "instance", None)).__name__ == "KeptValuesActor"
+
+
 def call_in(frame: Any) -> Mapping[str, Any] | None:
     """The local variables of the method of Monarch's that handles the call in ``frame``; it alone knows that. So calls
     with small results, before which nothing was printed, cost nothing."""
@@ -99,10 +106,11 @@ def call_in(frame: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def ask(connect: Callable[[], Any], hello: Mapping[str, Any], nbytes: int, *, reply: bool) -> None:
-    """Waits for the engine's answer. Raises MemoryError with the reason if it refuses the message."""
+def ask(connect: Callable[[], Any], hello: Mapping[str, Any], nbytes: int, *, reply: bool, kept: bool = False) -> None:
+    """Waits for the engine's answer. Raises MemoryError with the reason if it refuses the message. ``kept``: the reply
+    is a kept value that the client fetches."""
     with connect() as connection:
-        request = {**hello, "stream": "large", "nbytes": nbytes, "reply": reply}
+        request = {**hello, "stream": "large", "nbytes": nbytes, "reply": reply, "kept": kept}
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as file:
             answer = file.read()

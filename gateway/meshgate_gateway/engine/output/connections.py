@@ -32,6 +32,7 @@ class WorkerHello(BaseModel):
     stream: Literal["stdout", "stderr", "watch", "controllers", "ports", "large", "kept"]
     nbytes: int = Field(default=0, ge=0)  # of a large message
     reply: bool = False  # whether that is the result of a call
+    kept: bool = False  # whether the client fetches that result with ``KeptMesh.get()``
     object: int = 0  # of a kept value, and the base rank that keeps it
     at: int = 0
 

@@ -279,7 +279,7 @@ class WorkerStreams:
             await writer.drain()
             return
         if hello.stream == "large":
-            refused = self._ask(hello.mesh, hello.rank, hello.nbytes, reply=hello.reply)
+            refused = self._ask(hello.mesh, hello.rank, hello.nbytes, reply=hello.reply, kept=hello.kept)
             writer.write(f"-{refused}".encode() if refused else b"+")
             await writer.drain()
             return

@@ -443,6 +443,25 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
 
 
 @async_test
+async def test_the_error_of_kept_values_too_large_for_a_message_does_not_advise_keep() -> None:
+    called = Called()
+    send = called.sent.__call__
+
+    def reject(header: Header, buffers: Sequence[object] = (), *, stream: int = 0) -> None:
+        if isinstance(header, Values):
+            raise MessageTooLarge("bytes", 5_000_000_000, 4_294_967_296)
+        send(header, buffers, stream=stream)
+
+    called.calling._send = reject
+    pending = PendingCall(1, "call", "procs", "read", (0,), lambda rank: "host")
+    called.calling.start(pending, called.actors, called.actors.actors, ARGUMENTS, 0)
+    called.reply(0)
+    await until(lambda: called.sent.messages)
+    (failed,) = called.sent.of(Failed)
+    assert "The values stay in the cluster: fetch a slice of the kept mesh, or pass" in failed.failure.message
+
+
+@async_test
 async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ from meshgate_gateway.engine.on_worker.large_messages import (
     answers_the_engine,
     ask,
     ask_before_large_messages,
+    gives_a_kept_value,
 )
 
 
@@ -44,7 +45,7 @@ def engine(answer: bytes) -> Iterator[tuple[socket.socket, list[bytes]]]:
 def test_a_process_says_how_large_its_message_is() -> None:
     with engine(b"+") as (connection, asked):
         ask(lambda: connection, {"rank": 3}, 500, reply=True)
-    assert json.loads(asked[0]) == {"rank": 3, "stream": "large", "nbytes": 500, "reply": True}
+    assert json.loads(asked[0]) == {"rank": 3, "stream": "large", "nbytes": 500, "reply": True, "kept": False}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_only_what_goes_to_the_engine_is_measured(
     monkeypatch.setattr(actor_mesh, "Port", Port)
     monkeypatch.setattr(actor_mesh, "PendingMessage", lambda kind, state: state)
     monkeypatch.setattr(large_messages, "pickled", lambda value: State())
-    monkeypatch.setattr(large_messages, "ask", lambda connect, hello, nbytes, reply: asks.append(nbytes))
+    monkeypatch.setattr(large_messages, "ask", lambda connect, hello, nbytes, reply, kept: asks.append(nbytes))
     ask_before_large_messages(lambda: None, {}, "root", lambda port, frame: 0)
 
     def handler(correlation_id: int | None) -> None:
@@ -104,3 +105,23 @@ def test_only_what_goes_to_the_engine_is_measured(
 
     handler(correlation_id)
     assert (len(made), len(asks)) == (copies, asked)
+
+
+class KeptValuesActor:
+    """Named as ``code_actors.KeptValuesActor``, which cannot be made without Monarch."""
+
+
+class Handling:
+    """As Monarch's ``_Actor``."""
+
+    def __init__(self, instance: object) -> None:
+        self.instance = instance
+
+    def handle(self, correlation_id: int | None) -> bool:
+        return gives_a_kept_value(sys._getframe(0)) and correlation_id is None
+
+
+def test_a_reply_with_a_kept_value_is_recognized_by_its_actor() -> None:
+    assert Handling(KeptValuesActor()).handle(None)
+    assert not Handling(KeptValuesActor).handle(None)
+    assert not gives_a_kept_value(None)

@@ -34,7 +34,7 @@ class Listener:
         self.late: list[str] = []
         self.reports: list[tuple[str, int, int]] = []
         self.labels: list[tuple[str, int, str]] = []
-        self.asked: list[tuple[int, int, int, bool]] = []
+        self.asked: list[tuple[int, int, int, bool, bool]] = []
         self.label = ("workers", "workers-0")
         self.ended: list[tuple[int, int, int]] = []
         self.printed = asyncio.Event()
@@ -52,8 +52,8 @@ class Listener:
             fetch_kept=self._fetch_kept,
         )
 
-    def _ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
-        self.asked.append((mesh, rank, nbytes, reply))
+    def _ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool, kept: bool) -> str:
+        self.asked.append((mesh, rank, nbytes, reply, kept))
         return "too large" if nbytes > 100 else ""
 
     def _reported(self, port: str, messages: int, nbytes: int, answer: Answer) -> None:
@@ -353,10 +353,10 @@ async def test_a_worker_that_asks_for_room_gets_it_or_the_reason_why_not() -> No
     async with listening() as listener:
         for nbytes, answer in ((100, b"+"), (101, b"-too large")):
             reader, writer = await listener.connect()
-            writer.write(listener.hello(stream="large", nbytes=nbytes, reply=True))
+            writer.write(listener.hello(stream="large", nbytes=nbytes, reply=True, kept=nbytes == 101))
             assert await asyncio.wait_for(reader.read(), 10) == answer
             writer.close()
-        assert [nbytes for *_, nbytes, reply in listener.asked if reply] == [100, 101]
+        assert [asked[2:] for asked in listener.asked] == [(100, True, False), (101, True, True)]
 
 
 @async_test
