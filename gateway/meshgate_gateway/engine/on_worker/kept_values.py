@@ -33,14 +33,16 @@ GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit
 
 
 class Kept:
-    """A value that stays. ``label`` is the call that it is the result of, for people."""
+    """A value that stays. ``label`` is the call that it is the result of, for people; ``on_host`` are those of its
+    ``nbytes`` that are in the memory of the host."""
 
-    def __init__(self, value: Any, label: str, nbytes: int) -> None:
-        self.value, self.label, self.nbytes = value, label, nbytes
+    def __init__(self, value: Any, label: str, nbytes: int, on_host: int) -> None:
+        self.value, self.label, self.nbytes, self.on_host = value, label, nbytes, on_host
 
 
 class KeptStore:
-    """The kept values of one process. ``limit``: the bytes that they may have together; None: any number. Thread-safe.
+    """The kept values of one process. ``limit``: the bytes that they may have together in the memory of the host; None:
+    any number. Thread-safe.
 
     A value is named by the number of its object in the session and by its position in the call that returned it.
     """
@@ -84,21 +86,20 @@ class KeptStore:
 
     def add(self, number: int, position: int, label: str, value: Any) -> dict[str, Any]:
         """Keeps ``value`` and returns its description. Raises MemoryError if there is no room for it."""
-        description = describe(value)
-        nbytes = description["nbytes"]
+        description, on_host = measure(value)
         with self._lock:
             if number in self._late:
                 return description  # nothing refers to it any more
-            used = sum(each.nbytes for each in self._kept.values())
-            if self._limit is not None and used + nbytes > self._limit:
-                raise MemoryError(self._refusal(nbytes, used))
-            self._kept[number, position] = Kept(value, label, nbytes)
+            used = sum(each.on_host for each in self._kept.values())
+            if self._limit is not None and used + on_host > self._limit:
+                raise MemoryError(self._refusal(on_host, used))
+            self._kept[number, position] = Kept(value, label, description["nbytes"], on_host)
         return description
 
     def _refusal(self, nbytes: int, used: int) -> str:
         by_label: dict[str, int] = {}
         for each in self._kept.values():
-            by_label[each.label] = by_label.get(each.label, 0) + each.nbytes
+            by_label[each.label] = by_label.get(each.label, 0) + each.on_host
         largest = sorted(by_label.items(), key=lambda item: item[1], reverse=True)
         holders = ", ".join(f"{label} {megabytes(size)}" for label, size in largest[:HOLDERS_NAMED])
         more = f", and {len(largest) - HOLDERS_NAMED} others" if len(largest) > HOLDERS_NAMED else ""
@@ -168,35 +169,44 @@ def megabytes(nbytes: int) -> str:
 
 def describe(value: Any) -> dict[str, Any]:
     """The type, the approximate size in memory and, of an array or a tensor, dtype and shape."""
-    kind = type(value)
+    return measure(value)[0]
+
+
+def measure(value: Any) -> tuple[dict[str, Any], int]:
+    """The description of ``value``, and how much of its size is in the memory of the host."""
+    kind, on_host = type(value), 0
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     description: dict[str, Any] = {"type": name, "nbytes": 0, "dtype": "", "shape": None}
     try:
-        description["nbytes"] = size_of(value, DEPTH)
+        description["nbytes"], on_host = size_of(value, DEPTH)
         if isinstance(shape := getattr(value, "shape", None), tuple):
             description["shape"] = tuple(int(size) for size in shape)
             description["dtype"] = str(getattr(value, "dtype", ""))
     except Exception:  # noqa: BLE001 - user code, and the value is kept all the same
         description["shape"] = None
-    return description
+    return description, on_host
 
 
-def size_of(value: Any, depth: int) -> int:
-    """Roughly the bytes that ``value`` takes in memory. Of large containers, some items stand for all."""
+def size_of(value: Any, depth: int) -> tuple[int, int]:
+    """Roughly the bytes that ``value`` takes, and those of them in the memory of the host, where tensors of a GPU have
+    none. Of large containers, some items stand for all."""
     nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes  # of an array or a tensor
+    if isinstance(nbytes, int):  # of an array or a tensor
+        device = getattr(getattr(value, "device", None), "type", "cpu")  # torch's; numpy's is a text
+        return nbytes, nbytes if device == "cpu" else 0
     own = sys.getsizeof(value)
     if isinstance(value, (str, bytes, bytearray)) or not depth:
-        return own
+        return own, own
     content: Any = getattr(value, "__dict__", {}).values()
     if isinstance(value, dict):
         content = value.values()
     elif isinstance(value, (list, tuple, set, frozenset)):
         content = value
-    sampled = list(islice(content, SAMPLE))
-    inside = sum(size_of(item, depth - 1) for item in sampled)
-    return own + (inside * len(content) // len(sampled) if sampled else 0)
+    sampled = [size_of(item, depth - 1) for item in islice(content, SAMPLE)]
+    if not sampled:
+        return own, own
+    inside, on_host = (sum(sizes) * len(content) // len(sampled) for sizes in zip(*sampled, strict=True))
+    return own + inside, own + on_host
 
 
 def port_of_call(frame: Any) -> Any:

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from meshgate_gateway.engine.on_worker import kept_values
-from meshgate_gateway.engine.on_worker.kept_values import KeptStore, describe, memory_limit, port_of_call
+from meshgate_gateway.engine.on_worker.kept_values import (
+    KeptStore,
+    describe,
+    memory_limit,
+    port_of_call,
+)
 from meshgate_gateway.engine.on_worker.large_messages import call_in
 
 CALL = "makers.make.keep()"
@@ -163,6 +168,26 @@ def test_arrays_are_described_by_type_and_shape() -> None:
             raise ValueError("no shape")
 
     assert describe(Odd())["shape"] is None
+
+
+class Tensor:
+    """As torch's."""
+
+    dtype = "torch.uint8"
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        self.nbytes, self.shape, self.device = nbytes, (nbytes,), SimpleNamespace(type=device)
+
+
+def test_tensors_of_a_gpu_take_no_memory_of_the_host() -> None:
+    store = KeptStore(1000)
+    description = store.add(1, 0, CALL, Tensor(40_000, "cuda"))
+    assert (description["nbytes"], description["dtype"], description["shape"]) == (40_000, "torch.uint8", (40_000,))
+    nested = [Tensor(40_000, "cuda")]
+    assert store.add(2, 0, CALL, nested)["nbytes"] == sys.getsizeof(nested) + 40_000
+    for value in (Tensor(1000, "cpu"), {"gpu": Tensor(40_000, "cuda"), "host": Tensor(1000, "cpu")}):
+        with pytest.raises(MemoryError, match=r"the result has 0\.0 MB, but this process already keeps 0\.0 MB of"):
+            store.add(3, 0, CALL, value)
 
 
 def test_the_limit_is_the_setting_or_a_part_of_half_of_the_memory(
