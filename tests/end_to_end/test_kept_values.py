@@ -400,6 +400,18 @@ def test_released_values_are_refused(makers: Any, takers: Any) -> None:
     assert repr(made).endswith("released>")
 
 
+def test_a_value_above_the_frame_limit_is_refused_and_its_process_lives_on(hosts: Any) -> None:
+    with kt.config.configured(codec_max_frame_length=4 * MB):
+        makers = hosts.spawn_procs(name="limited").spawn("makers", Maker)
+        takers = hosts.spawn_procs(name="limited too").spawn("takers", Taker)
+        made = makers.make.keep(4 * MB)
+        for future in (takers.first_byte.call(made), takers.all_first_bytes.call(made.all())):
+            with pytest.raises(ActorError, match=r"the value has 4\.2 MB, but .* codec_max_frame_length, 4\.2 MB"):
+                future.get(TIMEOUT)
+        assert all(makers.is_made_here.call(made).get(TIMEOUT).values())
+        assert list(takers.first_byte.call(makers.make.keep(3 * MB)).get(TIMEOUT).values()) == [0, 1]
+
+
 def test_an_error_of_the_kept_call_is_that_of_each_use(
     makers: Any, takers: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint, context, endpoint
 
-from meshgate_gateway.engine.on_worker.kept_values import describe, process_store
+from meshgate_gateway.engine.on_worker.kept_values import Kept, describe, frame_limit, process_store, require_frame
 from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
 
 Address = tuple[str, int]
@@ -119,6 +119,7 @@ class KeptValuesActor(Actor):
 
     def __init__(self, processes: int) -> None:
         self._store = process_store(processes, type(self))
+        self._frame_limit = frame_limit()
 
     @endpoint
     async def put(self, number: int, label: str, value: Any) -> Any:
@@ -129,23 +130,29 @@ class KeptValuesActor(Actor):
         """The value of the object at the position of the message. ``positions``: of those that are called, if not 0, 1
         and so on."""
         rank = context().message_rank.rank
-        return self._find(number, positions[rank] if positions else rank)
+        return self._to_send(number, positions[rank] if positions else rank)
 
     @endpoint
     async def describe(self, number: int, positions: Sequence[int]) -> Any:
         """As ``read``, of what the value is."""
         rank = context().message_rank.rank
-        return describe(self._find(number, positions[rank] if positions else rank))
+        return describe(self._find(number, positions[rank] if positions else rank).value)
 
     @endpoint
     async def read_at(self, number: int, position: int) -> Any:
-        return self._find(number, position)
+        return self._to_send(number, position)
 
-    def _find(self, number: int, position: int) -> Any:
+    def _to_send(self, number: int, position: int) -> Any:
+        """The value, unless it is too large for a message."""
+        kept = self._find(number, position)
+        require_frame(kept.value, kept.nbytes, self._frame_limit)
+        return kept.value
+
+    def _find(self, number: int, position: int) -> Kept:
         kept = self._store.find(number, position)
         if kept is None:
             raise KeyError(f"the value at position {position} of object {number} is not kept in this process")
-        return kept.value
+        return kept
 
     @concurrent_endpoint
     async def deliver(self, delivery: int, target: int, at: int | None, requests: Sequence[Sequence[Any]]) -> None:
@@ -196,6 +203,7 @@ class KeptValuesActor(Actor):
     async def send_to(self, port: Any, value: Any) -> None:
         """Sends a message that the driver has composed of kept values. Meanwhile this actor serves others, however long
         ``send`` waits for a slow receiver."""
+        require_frame(value, describe(value)["nbytes"], self._frame_limit)
         port.return_undeliverable = False  # it would come back to this actor, as a fault that ends it
         await asyncio.to_thread(port.send, value)
 

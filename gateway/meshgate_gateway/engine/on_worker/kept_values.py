@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from meshgate_gateway.engine.on_worker.kept_references import MODULE  # by value too
+from meshgate_gateway.engine.on_worker.large_messages import pickled
 
 MAX_LATE = 4096  # objects that were dropped before their value was kept
 HOLDERS_NAMED = 8
@@ -207,6 +208,30 @@ def size_of(value: Any, depth: int) -> tuple[int, int]:
         return own, own
     inside, on_host = (sum(sizes) * len(content) // len(sampled) for sizes in zip(*sampled, strict=True))
     return own + inside, own + on_host
+
+
+def require_frame(value: Any, nbytes: int, limit: int) -> None:
+    """Raises RuntimeError if ``value``, of about ``nbytes``, does not fit into one of Monarch's messages, with which
+    Monarch would lose the connection between two processes. Only a pickle that may be too large is measured, because
+    that copies it."""
+    if nbytes < limit:
+        return
+    exact = isinstance(getattr(value, "nbytes", None), int)  # an array's or a tensor's pickle is as large
+    size = nbytes if exact else len(pickled(value).buffer())
+    if size >= limit:
+        raise RuntimeError(
+            f"the value has {megabytes(size)}, but a message from process to process must be smaller than Monarch's "
+            f"codec_max_frame_length, {megabytes(limit)}: keep the value in parts, or spawn the processes while "
+            "meshgate.config.configure(codec_max_frame_length=...) allows more"
+        )
+
+
+def frame_limit() -> int:
+    """The bytes that a message of this process may have."""
+    from monarch.config import get_global_config  # noqa: PLC0415 - resolved on the worker
+
+    limit: int = get_global_config()["codec_max_frame_length"]
+    return limit
 
 
 def port_of_call(frame: Any) -> Any:

@@ -17,6 +17,7 @@ from meshgate_gateway.engine.on_worker.kept_values import (
     describe,
     memory_limit,
     port_of_call,
+    require_frame,
 )
 from meshgate_gateway.engine.on_worker.large_messages import call_in
 
@@ -188,6 +189,20 @@ def test_tensors_of_a_gpu_take_no_memory_of_the_host() -> None:
     for value in (Tensor(1000, "cpu"), {"gpu": Tensor(40_000, "cuda"), "host": Tensor(1000, "cpu")}):
         with pytest.raises(MemoryError, match=r"the result has 0\.0 MB, but this process already keeps 0\.0 MB of"):
             store.add(3, 0, CALL, value)
+
+
+def test_a_value_that_no_message_may_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickles: list[int] = []  # the sizes of those to come
+    monkeypatch.setattr(kept_values, "pickled", lambda value: SimpleNamespace(buffer=lambda: bytes(pickles.pop())))
+    array = np.zeros(100, dtype="uint8")
+    require_frame(array, 100, 101)
+    with pytest.raises(RuntimeError, match=r"smaller than Monarch's codec_max_frame_length, 0\.0 MB: keep"):
+        require_frame(array, 100, 100)
+    pickles += [100, 99]
+    require_frame([0.5], 400, 100)  # takes more memory than its pickle
+    with pytest.raises(RuntimeError, match="the value has"):
+        require_frame([0.5], 400, 100)
+    assert not pickles
 
 
 def test_the_limit_is_the_setting_or_a_part_of_half_of_the_memory(
