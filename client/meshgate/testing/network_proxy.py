@@ -10,8 +10,9 @@ For measurements, run it as its own process, so that it does not compete with th
 
     python -m meshgate.testing 127.0.0.1:43211 --delay 0.025      # prints the port it listens on
 
-Each read is delivered ``delay`` seconds after it arrived, whatever else is in flight: the proxy adds latency and does
-not limit bandwidth.
+Each read is delivered ``delay`` seconds after it arrived, whatever else is in flight. With a ``rate``, in bytes a
+second for each direction, all connections share a link as slow as that, and a read is delivered once its last byte has
+passed it.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ from meshgate_sync.transport.connections import stop_listening
 T = TypeVar("T")
 
 _IN_FLIGHT_LIMIT = 64 << 20
+_QUEUE = 0.1  # seconds
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class NetworkProxy:
-    """Forwards connections to ``host:port``; use it as a context manager.
+    """Forwards connections to ``host:port``; use it as a context manager. ``delay`` is in seconds, ``rate`` in bytes a
+    second for each direction, of all connections together; 0: as fast as it can.
 
     All methods can be called from any thread and take effect before they return.
     """
 
-    def __init__(self, host: str, port: int, *, delay: float = 0.0) -> None:
+    def __init__(self, host: str, port: int, *, delay: float = 0.0, rate: float = 0.0) -> None:
         self.target = (host, port)
-        self.delay = delay
+        self.delay, self.rate = delay, rate
         self.frozen = False
         self.accepted = 0
         self.forwarded = 0  # bytes that arrived so far, from either end
         self.port = 0
         self._pairs: set[_Pair] = set()
         self._budgets: dict[str, int] = {}  # by direction: bytes that may pass before the next cut
+        self._free = {"up": 0.0, "down": 0.0}  # when all that has arrived will have passed the link
         self._server: asyncio.Server | None = None
         self._bound: socket.socket | None = None  # keeps the port from others while it refuses connections
         self._loop = asyncio.new_event_loop()
@@ -129,6 +133,19 @@ class NetworkProxy:
         for pair in list(self._pairs):  # what is delivered may be the bytes after which all are cut
             pair.up.pump()
             pair.down.pump()
+
+    def _due(self, direction: str, nbytes: int) -> float:
+        """The time to deliver ``nbytes`` that have just arrived."""
+        now = self._loop.time()
+        if not self.rate:
+            return now + self.delay
+        self._free[direction] = max(now, self._free[direction]) + nbytes / self.rate
+        return self._free[direction] + self.delay
+
+    @property
+    def _in_flight_limit(self) -> float:
+        """Bytes. Of a slow link it is what fits onto it and into the short queue before it, as a router has."""
+        return min(_IN_FLIGHT_LIMIT, self.rate * (self.delay + _QUEUE)) if self.rate else _IN_FLIGHT_LIMIT
 
     def _allowed(self, direction: str, wanted: int) -> int:
         """How many of ``wanted`` bytes may pass before the next cut."""
@@ -214,10 +231,10 @@ class _Direction:
         sink.incoming = self
 
     def put(self, data: bytes) -> None:
-        loop = self.pair.proxy._loop
-        self.chunks.append((loop.time() + self.pair.proxy.delay, data))
+        proxy = self.pair.proxy
+        self.chunks.append((proxy._due(self.name, len(data)), data))
         self.in_flight += len(data)
-        if self.in_flight > _IN_FLIGHT_LIMIT and self.source.transport is not None:
+        if self.in_flight > proxy._in_flight_limit and self.source.transport is not None:
             self.source.transport.pause_reading()
         self.pump()
 
@@ -228,7 +245,7 @@ class _Direction:
             self.timer = None
         while self.chunks and not (self.paused or proxy.frozen or transport is None or self.pair.is_cut):
             due, data = self.chunks[0]
-            if proxy.delay and due > proxy._loop.time():
+            if (proxy.delay or proxy.rate) and due > proxy._loop.time():
                 self.timer = proxy._loop.call_at(due, self.pump)
                 return
             self.chunks.popleft()
@@ -249,7 +266,7 @@ class _Direction:
         transport.write(data[: proxy._allowed(self.name, len(data))])
         if proxy._cut_is_due(self.name):
             proxy._cut()
-        elif self.in_flight <= _IN_FLIGHT_LIMIT and self.source.transport is not None:
+        elif self.in_flight <= proxy._in_flight_limit and self.source.transport is not None:
             self.source.transport.resume_reading()
 
 

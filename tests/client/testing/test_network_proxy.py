@@ -78,6 +78,23 @@ def test_a_delay_is_latency_not_bandwidth(echo_port: int) -> None:
         assert 1.0 <= time.monotonic() - start < 25  # the sum of the delays
 
 
+def test_all_connections_share_the_rate(echo_port: int) -> None:
+    with (
+        NetworkProxy("127.0.0.1", echo_port, rate=400_000) as proxy,
+        connect(proxy) as one,
+        connect(proxy) as other,
+    ):
+        start = time.monotonic()
+        for connection in (one, other):
+            threading.Thread(target=connection.sendall, args=(bytes(range(250)) * 800,), daemon=True).start()
+        assert read(one, 200_000) == read(other, 200_000) == bytes(range(250)) * 800
+        assert 1.0 <= time.monotonic() - start < 25  # 400,000 bytes; each direction has a rate of its own
+        start = time.monotonic()
+        one.sendall(b"x")
+        assert read(one, 1) == b"x"
+        assert time.monotonic() - start < 25  # nothing is left to wait for
+
+
 def test_a_cut_resets_connections_and_new_ones_are_accepted(echo_port: int) -> None:
     with NetworkProxy("127.0.0.1", echo_port) as proxy:
         with connect(proxy) as connection:
