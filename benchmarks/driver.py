@@ -21,6 +21,7 @@ class Driver:
     def __init__(self) -> None:
         self.hosts: Any = None
         self._made = 0
+        self._trainers: Any = None
         self._arrays: dict[int, Any] = {}
 
     def open_meshes(self) -> None:
@@ -69,6 +70,15 @@ class Driver:
     def hand_over(self, nbytes: int, times: int) -> list[float]:
         """An actor on the other host gets an array of the first one."""
         return timed(lambda: self.separate.take_from.call_one(self.one, nbytes).get(), times)
+
+    def loop(self, nbytes: int, times: int) -> list[float]:
+        """Each trainer gets the array of the generator of its own rank."""
+        if self._trainers is None:
+            self._trainers = self.hosts.spawn_procs(per_host={"gpus": 2}, name="trainers").spawn("trainers", Target)
+        return timed(lambda: self.iterate(self._trainers, nbytes), times)
+
+    def iterate(self, trainers: Any, nbytes: int) -> None:
+        trainers.take_from_own.call(self.four, nbytes).get()
 
     def small_idle(self, calls: int) -> list[float]:
         return self.sequential(1, calls)

@@ -118,9 +118,11 @@ def end_leftovers() -> list[str]:
 
 
 @contextlib.contextmanager
-def network_proxy(target: str, *, round_trip: float) -> Iterator[int]:
-    """A proxy to ``target`` (``host:port``) that adds ``round_trip`` seconds; yields the port it listens on."""
-    command: Sequence[str] = [sys.executable, "-m", "meshgate.testing", target, "--delay", str(round_trip / 2)]
+def network_proxy(target: str, *, round_trip: float, rate: float = 0.0) -> Iterator[int]:
+    """A proxy to ``target`` (``host:port``) that adds ``round_trip`` seconds and passes ``rate`` bytes a second in each
+    direction, or any number; yields the port it listens on."""
+    options = ["--delay", str(round_trip / 2), "--rate", str(rate)]
+    command: Sequence[str] = [sys.executable, "-m", "meshgate.testing", target, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, current_rank, endpoint
 
 
 class Target(Actor):
@@ -33,6 +33,11 @@ class Target(Actor):
     def take_from(self, giver: Any, nbytes: int) -> int:
         """What ``keep()`` does, written by hand."""
         return int(giver.give.call_one(nbytes).get().nbytes)
+
+    @endpoint
+    def take_from_own(self, givers: Any, nbytes: int) -> int:
+        """As ``take_from``, of the giver of this rank."""
+        return int(givers.slice(**current_rank()).give.call_one(nbytes).get().nbytes)
 
     @endpoint
     def note(self, number: int) -> int:

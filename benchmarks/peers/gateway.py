@@ -24,7 +24,7 @@ from meshgate.testing import NetworkProxy
 
 
 class Meshgate(Driver):
-    def open(self, round_trip: float = 0.0, cuts: bool = False, tcp: bool = False) -> dict[str, Any]:
+    def open(self, round_trip: float = 0.0, rate: float = 0.0, cuts: bool = False, tcp: bool = False) -> dict[str, Any]:
         """Connects to the gateway's unix socket, as ``ProcessJob`` does, or by TCP for a proxy or with ``tcp``."""
         self._stack = ExitStack()
         token = secrets.token_urlsafe(16)
@@ -38,7 +38,8 @@ class Meshgate(Driver):
             self._proxy = self._stack.enter_context(NetworkProxy(host, int(port)))
             url = f"ws://127.0.0.1:{self._proxy.port}"
         elif round_trip:
-            url = f"ws://127.0.0.1:{self._stack.enter_context(network_proxy(target, round_trip=round_trip))}"
+            port = self._stack.enter_context(network_proxy(target, round_trip=round_trip, rate=rate))
+            url = f"ws://127.0.0.1:{port}"
         self._client = self._stack.enter_context(Client.connect(UrlDialer(url, token, unix_socket=unix_socket)))
         self.hosts = self._client.attach_hosts("workers", 2)
         self.open_meshes()
@@ -89,6 +90,9 @@ class Meshgate(Driver):
 
     def hand_over(self, nbytes: int, times: int) -> list[float]:
         return timed(lambda: self.separate.take.call_one(self.one.give.keep(nbytes)).get(), times)
+
+    def iterate(self, trainers: Any, nbytes: int) -> None:
+        trainers.take.call(self.four.give.keep(nbytes)).get()
 
     def hand_over_without_keep(self, nbytes: int, times: int) -> list[float]:
         return super().hand_over(nbytes, times)

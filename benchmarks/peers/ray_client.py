@@ -67,12 +67,13 @@ def _accepts(python: str, port: int, head: subprocess.Popen[bytes]) -> bool:
 class RayClient:
     """The rounds of ``benchmarks.driver.Driver``, for Ray."""
 
-    def open(self, address: str, round_trip: float = 0.0) -> dict[str, Any]:
+    def open(self, address: str, round_trip: float = 0.0, rate: float = 0.0) -> dict[str, Any]:
         import ray
 
         self._stack = contextlib.ExitStack()
         if round_trip:
-            address = f"127.0.0.1:{self._stack.enter_context(network_proxy(address, round_trip=round_trip))}"
+            port = self._stack.enter_context(network_proxy(address, round_trip=round_trip, rate=rate))
+            address = f"127.0.0.1:{port}"
         self._ray: Any = ray
         ray.init(f"ray://{address}", log_to_driver=False)
         actor_class = ray.remote(num_cpus=0)(_Target)
@@ -111,6 +112,15 @@ class RayClient:
 
     def hand_over(self, nbytes: int, times: int) -> list[float]:
         return _timed(lambda: self._ray.get(self._four[1].take.remote(self._one.give.remote(nbytes))), times)
+
+    def loop(self, nbytes: int, times: int) -> list[float]:
+        generators, trainers = self._four, [*self._four[1:], self._four[0]]
+
+        def iterate() -> None:
+            samples = [generator.give.remote(nbytes) for generator in generators]
+            self._ray.get([each.take.remote(sample) for each, sample in zip(trainers, samples, strict=True)])
+
+        return _timed(iterate, times)
 
     def close(self) -> None:
         self._ray.shutdown()
