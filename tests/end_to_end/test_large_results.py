@@ -138,6 +138,18 @@ def test_actors_give_each_other_what_the_engine_could_not_hold(
         assert taker.size_from.call_one(givers, TOO_LARGE, at).get(TIMEOUT) == TOO_LARGE
 
 
+def test_a_kept_value_too_large_to_fetch_stays_and_the_error_does_not_advise_to_keep_it(
+    job: ProcessJob, procs: Any
+) -> None:
+    givers = procs.spawn("keeping", Giver)
+    kept = givers.give.keep(TOO_LARGE, 3)
+    refusal = r"the kept value has 268\.4 MB, .* room for 33\.6 MB\. .* It stays in the cluster: pass it to other calls"
+    with little_arrives(job), pytest.raises(ActorError, match=refusal):
+        kept.get(TIMEOUT)
+    assert list(kept.slice(hosts=0).get(TIMEOUT).values()) == [0, 1]
+    assert givers.slice(hosts=0, gpus=0).size_of.call_one(kept.slice(hosts=1, gpus=1)).get(TIMEOUT) == TOO_LARGE
+
+
 def test_a_message_to_a_channel_and_a_concurrent_result_are_refused_too(job: ProcessJob, procs: Any) -> None:
     sender = procs.spawn("sender", Giver).slice(hosts=1, gpus=1)
     port, receiver = Channel.open()
