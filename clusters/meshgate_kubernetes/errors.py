@@ -89,8 +89,8 @@ def rejection_error(code: int, data: bytes, *, host: str, source: str, request: 
                 f"the API server at {host} does not accept the credentials of {source}: they have "
                 "expired or are for another cluster. Log in again; `kubectl auth can-i get pods` checks them"
             )
-        case 403 if denied := _FORBIDDEN.search(message):
-            return _denied(denied, host, source)
+        case 403 if denied := _denied(message, host, source):
+            return denied
         case 404 if (details := status.get("details") or {}).get("kind") == "namespaces":
             name = details.get("name", "")
             return NotFound(
@@ -110,7 +110,12 @@ def is_status(data: bytes) -> bool:
     return _status(data).get("kind") == "Status"
 
 
-def _denied(denied: re.Match[str], host: str, source: str) -> KubernetesError:
+def _denied(message: str, host: str, source: str) -> KubernetesError | None:
+    if "attempting to grant RBAC permissions" in message:
+        return Forbidden("create", "roles.rbac.authorization.k8s.io", "", detail=message)
+    denied = _FORBIDDEN.search(message)
+    if denied is None:
+        return None
     if denied["user"] == "system:anonymous":
         return Unauthenticated(
             f"{source} provides no credentials for the API server at {host}: log in, or check that its "

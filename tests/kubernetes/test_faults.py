@@ -79,6 +79,31 @@ def test_a_driver_has_notice_of_an_eviction_saves_and_continues_on_the_replaceme
     assert notices == [("evicted-workers-1", "15")]  # and none of the end of the job
 
 
+@pytest.mark.slow
+def test_a_driver_has_notice_of_a_container_that_its_kubelet_stops_by_itself(
+    namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Here because of a probe: the kubelet of a node that shuts down does the same with each container of it."""
+    probe = {"exec": {"command": ["test", "!", "-e", "/tmp/unwell"]}, "periodSeconds": 1, "failureThreshold": 1,
+             "timeoutSeconds": 60}  # fmt: skip
+    pods = {"containers": [{"name": "worker", "livenessProbe": probe}], "terminationGracePeriodSeconds": 60}
+    with KubernetesJob(compute=Compute(pod_spec=pods), name="stopped", namespace=namespace) as job:
+        hosts = job.state().workers
+        procs = hosts.spawn_procs()
+        trainers = procs.spawn("trainers", Trainer)
+        trainers.pod.call_one().get(timeout=60)
+        kubectl("exec", "stopped-workers-0", "--", "touch", "/tmp/unwell")
+        (ending,) = wait_for(lambda: hosts.ending, "the notice")
+        kubectl("exec", "stopped-workers-0", "--", "rm", "/tmp/unwell")
+        assert ending.name == "stopped-workers-0"
+        assert ending.seconds_left <= 60
+        assert trainers.pod.call_one().get(timeout=60) == "stopped-workers-0"
+        procs.stop().get(timeout=60)  # and the container ends with them
+    notices = re.findall(r"host (\S+) will end in (\d+) s: (.*)", capfd.readouterr().err)
+    why = "the kubelet of its node is stopping it (Container worker failed liveness probe, will be restarted)"
+    assert notices == [("stopped-workers-0", "60", why)]
+
+
 def test_state_waits_for_the_pod_that_replaces_a_lost_one(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="replaced", namespace=namespace) as job:
         trainers = job.state(wait=True).workers.spawn_procs().spawn("trainers", Trainer)

@@ -81,7 +81,8 @@ def required_permissions(spec: JobSpec, *, forward: bool) -> Iterator[Permission
     for kind in dict.fromkeys(["ConfigMap", "Secret", *(obj["kind"] for obj in objects)]):
         if kind not in manifests.OPTIONAL_KINDS:
             yield Permission("create", kind)
-    # These include the permissions of the gateway's Role, because users can only grant permissions they have.
+    # These include the permissions of the gateway's Role, because users can only grant permissions they have. Without
+    # that to watch events, they create one without it.
     for kind in ("ConfigMap", "Pod"):
         for verb in ("get", "list", "watch"):
             yield Permission(verb, kind)

@@ -79,9 +79,15 @@ def create_owned(api: Api, spec: JobSpec, parent: Object, listener: ProgressList
 
 
 def _create_in_served_version(api: Api, spec: JobSpec, obj: Object) -> Object:
-    """Creates ``obj``, in the version that older clusters serve if they do not have its own."""
+    """Creates ``obj``, in the version that older clusters serve if they do not have its own; a Role of a user who may
+    not grant the rule that it can do without, without it."""
     try:
         return _create_or_keep(api, spec, obj)
+    except Forbidden:
+        if manifests.EVENTS_RULE not in obj.get("rules", ()):
+            raise
+        rules = [rule for rule in obj["rules"] if rule != manifests.EVENTS_RULE]
+        return _create_or_keep(api, spec, {**obj, "rules": rules})
     except NotFound:
         version = manifests.OLDER_VERSIONS.get(obj["kind"])
         if version is None:

@@ -41,6 +41,8 @@ ATTEMPT_ANNOTATION = "meshgate.dev/attempt"
 OPERATOR_SELECTOR = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
 MONARCH_API = "monarch.pytorch.org/v1alpha1"
 _RBAC = "rbac.authorization.k8s.io/v1"
+# Of the gateway's Role. A job works without, and some users may not grant it.
+EVENTS_RULE: Object = {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "watch"]}
 
 
 def parent(spec: JobSpec, owner: str = "", attempt: str = "", groups: Sequence[str] = ()) -> Object:
@@ -145,7 +147,8 @@ def _gateway_account(spec: JobSpec) -> list[Object]:
 
 
 def gateway_rules(names: Names) -> list[Object]:
-    """The minimal permissions: watch the workers, read the job, and delete it when idle."""
+    """The minimal permissions: watch the workers, and what kubelets do with them, read the job, and delete it when
+    idle."""
     return [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
         {
@@ -154,6 +157,7 @@ def gateway_rules(names: Names) -> list[Object]:
             "resourceNames": [names.parent],
             "verbs": ["get", "delete"],
         },
+        EVENTS_RULE,
     ]
 
 

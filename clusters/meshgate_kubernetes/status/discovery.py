@@ -17,6 +17,7 @@ from meshgate_kubernetes.manifests.spec import MeshSpec, Object
 _ORDINAL = re.compile(r"-(\d+)$")
 ZONE_LABEL = "topology.kubernetes.io/zone"
 CREATED_TOGETHER = timedelta(seconds=60)  # at most between a job and its first gateway, unless a quota delays it
+_NEVER = "9999-12-31T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,22 @@ def grace_period(pod: Object, container: str) -> float:
     if "deletionTimestamp" not in metadata or _ended(pod) or not _is_running(status, container):
         return 0.0
     return float(metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def stop_period(pod: Object, container: str, event: Object) -> float:
+    """For how many seconds at most container ``container`` may run on after the kubelet's ``event`` of reason Killing.
+
+    0 if that is about another container, or an earlier one of the same name, or if the pod is being deleted.
+    """
+    if "deletionTimestamp" in pod["metadata"]:
+        return 0.0
+    when = _time(event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
+    for each in pod.get("status", {}).get("containerStatuses") or []:
+        running = each.get("state", {}).get("running") or {}
+        about = event["involvedObject"].get("fieldPath") == f"spec.containers{{{each['name']}}}"
+        if about and each.get("containerID") == container and _time(running.get("startedAt", _NEVER)) < when:
+            return float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
+    return 0.0
 
 
 def _disruption(pod: Object) -> str:

@@ -2,7 +2,8 @@
 
 The job's specification, in its ConfigMap, says which pods belong to a mesh. A watch keeps their current state, so that
 lookups are free and a pod's end is reported with its reason within a second. Monarch itself notices much later and
-never learns the reason. A pod that is being deleted remains a host for its grace period, of which there is notice.
+never learns the reason. A pod that is being deleted remains a host for its grace period, of which there is notice. So
+does one that a kubelet ends by itself, as when its node shuts down.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status import discovery
 from meshgate_kubernetes.status.diagnosis import examine_pod
-from meshgate_kubernetes.status.discovery import grace_period, termination_reason
+from meshgate_kubernetes.status.discovery import grace_period, stop_period, termination_reason
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 
 log = EventLog()
@@ -37,6 +38,8 @@ OnEnding: TypeAlias = Callable[[str, str, str, float], None]
 KEPT = "hosts of mesh "  # begins the keys of what the supervisor keeps of them
 TIMEOUT = 1.0  # seconds
 LATE = 5.0  # seconds after its grace period that a pod may end; on a node that is gone, it never says so
+# All that Kubernetes shows of a pod that a kubelet ends by itself, until it has ended: an event, before the SIGTERM.
+STOPS = WatchTarget("Event", optional=True, fields="involvedObject.kind=Pod,reason=Killing")
 
 
 class KubernetesHosts:
@@ -48,6 +51,7 @@ class KubernetesHosts:
         self._on_restored: OnRestored = lambda mesh, rank, host: None
         self._on_ending: OnEnding = lambda mesh, host, reason, seconds: None
         self._ending: dict[str, tuple[float, str]] = {}  # by uid, of pods that are being deleted: until when, and why
+        self._stopping: set[str] = set()  # IDs of the containers that kubelets stop by themselves
         self._announcing: set[asyncio.Task[None]] = set()
         self._api = api
         self._loop = asyncio.get_running_loop()
@@ -59,13 +63,15 @@ class KubernetesHosts:
         targets = [WatchTarget("Pod", mesh.selector) for mesh in spec.meshes]
         self._observer = Observer(api, spec.namespace, targets, on_change=self._on_change)
         self._observer.open()
+        self._stops = Observer(api, spec.namespace, [STOPS], on_change=self._on_change)
+        self._stops.open()
 
     def watch(self, on_lost: OnLost, on_restored: OnRestored) -> None:
         self._on_lost, self._on_restored = on_lost, on_restored
 
     def watch_endings(self, on_ending: OnEnding) -> None:
         """``on_ending(mesh, host, reason, seconds)`` is called when the pod of a host that ``hosts`` returned is going
-        to be deleted, unless the whole job is."""
+        to be deleted, unless the whole job is, or a kubelet ends it."""
         self._on_ending = on_ending
 
     def meshes(self) -> Mapping[str, int]:
@@ -112,6 +118,7 @@ class KubernetesHosts:
         for task in self._announcing:
             task.cancel()
         await asyncio.to_thread(self._observer.close)
+        await asyncio.to_thread(self._stops.close)
 
     async def _wait_ready(self, mesh: MeshSpec, changed: asyncio.Event) -> list[discovery.WorkerHost]:
         while True:
@@ -149,7 +156,9 @@ class KubernetesHosts:
             return
         for mesh in self._spec.meshes:
             pods = self._pods(mesh)
-            self._report_lost(mesh.name, {pod["metadata"]["uid"]: pod for pod in pods})
+            by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
+            self._report_lost(mesh.name, by_uid)
+            self._report_stopping(mesh.name, by_uid)
             known = self._handed_out[mesh.name]
             for rank, host in discovery.replacement_hosts(mesh, known, pods).items():
                 known[rank] = host
@@ -179,22 +188,41 @@ class KubernetesHosts:
             reason = termination_reason(pod, host.uid, host.container) or ""
             self._ending[host.uid] = self._loop.time() + seconds + LATE, reason
             self._loop.call_later(seconds + LATE, self._report_changes)
-            task = self._loop.create_task(self._announce(mesh, host, f"its pod {reason}", seconds))
-            self._announcing.add(task)
-            task.add_done_callback(self._announcing.discard)
+            self._give_notice(mesh, host, f"its pod {reason}", seconds, ("ConfigMap", Names(self._spec.name).parent))
         return bool(seconds) and self._loop.time() < self._ending[host.uid][0]
 
-    async def _announce(self, mesh: str, host: discovery.WorkerHost, reason: str, seconds: float) -> None:
+    def _report_stopping(self, mesh: str, pods: Mapping[str, Object]) -> None:
+        known = {host.uid: host for host in self._handed_out[mesh].values() if host is not None}
+        for event in self._stops.objects("Event"):
+            host = known.get(event["involvedObject"].get("uid", ""))
+            if host is None or host.container in self._stopping or host.uid not in pods:
+                continue
+            if seconds := stop_period(pods[host.uid], host.container, event):
+                self._stopping.add(host.container)
+                reason = f"the kubelet of its node is stopping it ({event.get('message')})"
+                # A deletion has a notice of its own, but this watch may be ahead of that of pods.
+                self._give_notice(mesh, host, reason, seconds, ("Pod", host.name))
+
+    def _give_notice(
+        self, mesh: str, host: discovery.WorkerHost, reason: str, seconds: float, unless: tuple[str, str]
+    ) -> None:
+        task = self._loop.create_task(self._announce(mesh, host, reason, seconds, unless))
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+
+    async def _announce(
+        self, mesh: str, host: discovery.WorkerHost, reason: str, seconds: float, unless: tuple[str, str]
+    ) -> None:
+        """``unless``: the kind and the name of an object whose deletion makes this notice superfluous."""
         try:
-            parent = Names(self._spec.name).parent
-            found = await asyncio.to_thread(self._api.get, "ConfigMap", parent, self._spec.namespace)
-            job_ends = "deletionTimestamp" in found["metadata"]
+            found = await asyncio.to_thread(self._api.get, *unless, self._spec.namespace)
+            superfluous = "deletionTimestamp" in found["metadata"]
         except NotFound:
-            job_ends = True
+            superfluous = True
         except KubernetesError as error:
-            job_ends = False  # as far as is known
-            log.warning("cannot find out whether the job is being deleted", reason=str(error))
-        if not job_ends and host.uid in self._ending:  # else it has ended meanwhile
+            superfluous = False  # as far as is known
+            log.warning("cannot find out whether an object is being deleted", name=unless[1], reason=str(error))
+        if not superfluous and host in self._handed_out[mesh].values():  # else it has ended meanwhile
             log.warning("host will end", mesh=mesh, host=host.name, reason=reason, seconds=seconds)
             self._on_ending(mesh, host.name, reason, seconds)
 

@@ -8,6 +8,7 @@ from meshgate_kubernetes.manifests.job_objects import statefulset_selector
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, WorkerSpec
 
 Object = dict[str, Any]
+STARTED = "2026-01-01T00:00:00Z"
 
 
 def job(*meshes: MeshSpec, name: str = "trainer", **fields: Any) -> JobSpec:
@@ -30,11 +31,11 @@ def pod(name: str = "trainer-workers-0", *, ready: bool = True, owner: str = "St
         {"type": "PodScheduled", "status": "True"},
         {"type": "Ready", "status": "True" if ready else "False"},
     ]
-    container = {"name": "worker", "containerID": f"containerd://{name}", "state": {"running": {}}}
+    container = {"name": "worker", "containerID": f"containerd://{name}", "state": {"running": {"startedAt": STARTED}}}
     return {
         "kind": "Pod",
         "metadata": {"name": name, "uid": f"uid-{name}", "labels": {}, "ownerReferences": [{"kind": owner}]},
-        "spec": {"containers": [{"name": "worker"}]},
+        "spec": {"containers": [{"name": "worker"}], "terminationGracePeriodSeconds": 30},
         "status": {
             "phase": "Running" if ready else "Pending",
             "podIP": "10.0.0.1",
@@ -60,8 +61,10 @@ def waiting(reason: str, message: str = "", **status: Any) -> Object:
     return pod(ready=False, containerStatuses=[container])
 
 
-def event(of: Object, reason: str, message: str = "", at: str = "2026-01-01T00:00:01Z") -> Object:
+def event(of: Object, reason: str, message: str = "", at: str = "2026-01-01T00:00:01Z", container: str = "") -> Object:
     involved = {"kind": of["kind"], "name": of["metadata"]["name"], "uid": of["metadata"].get("uid")}
+    if container:
+        involved["fieldPath"] = f"spec.containers{{{container}}}"
     return {"involvedObject": involved, "reason": reason, "message": message, "lastTimestamp": at}
 
 

@@ -44,6 +44,18 @@ def test_a_missing_permission_is_parsed_from_the_message() -> None:
     assert (error.user, error.verb, error.resource, error.namespace) == ("bob", "create", "statefulsets.apps", "team")
 
 
+def test_a_role_that_grants_what_its_creator_may_not_do_is_a_missing_permission() -> None:
+    error = translate(
+        403,
+        'roles.rbac.authorization.k8s.io "trainer-gateway" is forbidden: user "bob" (groups=["all"]) is '
+        "attempting to grant RBAC permissions not currently held:\n"
+        '{APIGroups:[""], Resources:["events"], Verbs:["list" "watch"]}',
+    )
+    assert isinstance(error, Forbidden)
+    assert (error.verb, error.resource) == ("create", "roles.rbac.authorization.k8s.io")
+    assert 'Resources:["events"]' in str(error)
+
+
 @pytest.mark.parametrize(
     "what", ['list resource "pods" in API group "" in the namespace "team"', 'get path "/apis/monarch.pytorch.org/v1"']
 )

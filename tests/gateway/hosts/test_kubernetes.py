@@ -24,7 +24,7 @@ from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET, WORKER_BOOT
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_wire.handshake import monarch_version
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
-from tests.clusters.kubernetes.objects import job
+from tests.clusters.kubernetes.objects import event, job
 from tests.gateway.engine.fakes import async_test
 from tests.gateway.unsupervised import Unsupervised
 from tests.ports import free_port
@@ -169,6 +169,63 @@ def test_a_pod_on_a_node_that_does_not_answer_is_lost_once_its_grace_period_is_o
         await hosts.hosts("workers")
         api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
         assert ("workers", "trainer-workers-1", WHY) in await noticed.until(2)
+
+    with_hosts(api, test)
+
+
+def report_stop(api: FakeApi, name: str, event_name: str = "stop") -> None:
+    """As the kubelet of a pod does before it sends SIGTERM to its container."""
+    stopped = {"kind": "Pod", "metadata": {"name": name, "uid": f"uid-{name}"}}
+    told = event(stopped, "Killing", "Stopping container worker", container="worker")
+    api.create({**told, "kind": "Event", "metadata": {"name": event_name, "namespace": "team"}})
+
+
+STOP = "the kubelet of its node is stopping it (Stopping container worker)"
+
+
+def test_there_is_one_notice_of_a_pod_that_its_kubelet_ends_by_itself() -> None:
+    api = FakeApi()
+
+    async def test(hosts: KubernetesHosts) -> None:
+        noticed = Noticed(hosts)
+        await hosts.hosts("workers")
+        report_stop(api, "trainer-others-1", "stop of another job's")
+        report_stop(api, "trainer-workers-1")
+        assert await noticed.until(1) == [("workers", "trainer-workers-1", STOP, 30.0)]
+        report_stop(api, "trainer-workers-1", "again")
+        report_stop(api, "trainer-workers-0", "stop of another")
+        assert (await noticed.until(2))[1:] == [("workers", "trainer-workers-0", STOP, 30.0)]
+        api.delete("Pod", "trainer-workers-1", "team")
+        assert (await noticed.until(3))[2:] == [("workers", "trainer-workers-1", "its pod was deleted")]
+
+    with_hosts(api, test)
+
+
+def test_the_notice_of_a_deletion_is_the_only_one_although_the_events_are_ahead_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api, asked = FakeApi(), asyncio.Event()
+    get = api.get
+
+    async def test(hosts: KubernetesHosts) -> None:
+        loop = asyncio.get_running_loop()
+
+        def get_deleted(kind: str, *which: str) -> object:
+            found = get(kind, *which)
+            if kind == "Pod":
+                loop.call_soon_threadsafe(asked.set)
+                return {**found, "metadata": {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:30Z"}}
+            return found
+
+        noticed = Noticed(hosts)
+        await hosts.hosts("workers")
+        monkeypatch.setattr(api, "get", get_deleted)
+        report_stop(api, "trainer-workers-1")
+        await asked.wait()
+        await asyncio.gather(*hosts._announcing)
+        assert noticed.events == []
+        api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
+        assert await noticed.until(1) == [("workers", "trainer-workers-1", WHY, 30.0)]
 
     with_hosts(api, test)
 

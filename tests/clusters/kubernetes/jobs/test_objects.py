@@ -13,7 +13,7 @@ from typing_extensions import Self
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs import objects
-from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
+from meshgate_kubernetes.manifests.job_objects import EVENTS_RULE, SPEC_KEY
 from meshgate_kubernetes.manifests.pods import PACKED_WHEEL
 from meshgate_kubernetes.manifests.spec import GatewaySpec
 from meshgate_kubernetes.status.observer import Observer
@@ -115,6 +115,19 @@ def test_an_older_cluster_gets_the_version_that_it_serves(recwarn: pytest.Warnin
     create(cluster)
     assert cluster.made.count("PodDisruptionBudget") == 1
     assert not recwarn.list
+
+
+def test_a_user_who_may_not_grant_the_permission_for_events_creates_the_role_without_it() -> None:
+    class Restricted(FakeApi):
+        def create(self, obj: Object) -> Object:
+            if EVENTS_RULE in obj.get("rules", ()):
+                raise Forbidden("create", "roles.rbac.authorization.k8s.io", "team", user="alice")
+            return super().create(obj)
+
+    cluster = Restricted()
+    create(cluster)
+    rules = cluster.get("Role", "trainer-gateway", "team")["rules"]
+    assert [rule["resources"] for rule in rules] == [["pods"], ["configmaps"]]
 
 
 def test_every_other_object_is_required() -> None:

@@ -69,6 +69,7 @@ def test_the_gateway_has_a_read_only_root_and_minimal_permissions() -> None:
     assert gateway_rules(Names("trainer")) == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["trainer"], "verbs": ["get", "delete"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "watch"]},
     ]
 
 

@@ -16,9 +16,10 @@ from meshgate_kubernetes.status.discovery import (
     ready_hosts,
     replacement_hosts,
     restart_reason,
+    stop_period,
     termination_reason,
 )
-from tests.clusters.kubernetes.objects import Object, found_mesh, mesh, pod
+from tests.clusters.kubernetes.objects import STARTED, Object, event, found_mesh, mesh, pod
 
 OURS = "containerd://ours"
 
@@ -217,6 +218,27 @@ def test_a_pod_that_is_being_deleted_has_its_grace_period_while_its_container_ru
     there["metadata"]["deletionGracePeriodSeconds"] = 30
     there["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 0}}
     assert grace_period(there, ours) == 0
+
+
+def test_a_container_that_its_kubelet_stops_has_at_most_the_grace_period_of_its_pod() -> None:
+    there = pod()
+    (status,) = there["status"]["containerStatuses"]
+    ours = status["containerID"]
+    stopping = event(there, "Killing", container="worker")
+    assert stop_period(there, ours, stopping) == 30
+    without_time = {**stopping, "lastTimestamp": None, "metadata": {"creationTimestamp": stopping["lastTimestamp"]}}
+    assert stop_period(there, ours, without_time) == 30
+    assert stop_period(there, ours, event(there, "Killing", container="sidecar")) == 0
+    assert stop_period(there, "containerd://another", stopping) == 0
+    assert stop_period(there, ours, event(there, "Killing", at=STARTED, container="worker")) == 0  # of an earlier one
+    there["spec"]["terminationGracePeriodSeconds"] = 0
+    assert stop_period(there, ours, stopping) == 0
+    there["spec"]["terminationGracePeriodSeconds"] = 30
+    status["state"] = {"terminated": {"exitCode": 0}}
+    assert stop_period(there, ours, stopping) == 0
+    deleted = pod()
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"
+    assert stop_period(deleted, ours, stopping) == 0
 
 
 def gateway(created: str, *statuses: Object) -> Object:
