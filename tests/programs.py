@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -70,7 +71,10 @@ def run_program(program: str | Path, directory: Path, *, strict: bool = True, ti
         (directory / "program.py").write_text(program)
         program = directory / "program.py"
     command = [sys.executable, *(("-W", "error") if strict else ()), str(program)]
-    ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False)
+    environment = {**os.environ, "MESHGATE_PROGRESS": "off"}  # which a busy machine would decide
+    ran = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+    )
     assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
     assert SLOW_START.sub("", ran.stderr) == "" or not strict, ran.stderr
     return ran.stdout

@@ -126,7 +126,8 @@ def test_a_grpo_loop_learns_and_goes_on_after_its_driver_was_killed(tmp_path: Pa
 def test_a_grpo_loop_runs_for_the_night_without_the_program_that_submitted_it(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "grpo.py", tmp_path)
     command = [sys.executable, "grpo.py", "--steps", "18", "--submit"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "MESHGATE_PROGRESS": "off"}  # which a busy machine would decide
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "submitted as night: meshgate runs, meshgate logs --run night -f\n"
     job = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
@@ -162,6 +163,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
         monkeypatch.setenv(variable, str(tmp_path / variable))
+    monkeypatch.setenv("MESHGATE_PROGRESS", "off")  # which a busy machine would decide
     project = tmp_path / "project"
     project.mkdir()
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
