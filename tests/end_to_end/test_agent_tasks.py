@@ -48,7 +48,7 @@ job = find_job(sys.argv[1])
 workers = job._state().workers
 job.sync(quiet=True)
 trainers = workers.spawn_procs().spawn("driven", Trainer)
-print("losses", trainers.step.call(int(sys.argv[2])).get().values())
+print(f"losses {trainers.step.call(int(sys.argv[2])).get().values()}")  # one piece, beside the ranks' lines
 job._leave()
 """
 
@@ -135,7 +135,6 @@ def test_a_call_hangs_why_names_the_rank_and_a_cancellation_frees_it(agent: Agen
     (session,) = [each for each in agent.use("status")["sessions"] if each["name"] == "agent"]
     assert session["calls_in_flight"] == 1
     agent.cancel(hanging)
-    assert agent.answer(hanging)["isError"]
     assert values(agent.use("call", target="trainer:Trainer.barrier")) == [None, None]
     wait_for(lambda: agent.use("why")["calls"] == [], "the end of the call on rank 1")
 
