@@ -70,10 +70,9 @@ def explains_arguments(instead: Callable[[Mapping[str, Any]], str] = lambda unkn
     explains the unknown keywords. Type checkers see the constructor itself."""
 
     def decorate(init: F) -> F:
-        signature = inspect.signature(init)
-
         @functools.wraps(init)
         def checked(*args: Any, **kwargs: Any) -> None:
+            signature = inspect.signature(init)  # not when the module is imported, which every program waits for
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:

@@ -122,10 +122,8 @@ def _exists(api: Api, spec: JobSpec) -> bool:
     """Whether there is such a namespace. Few users may read it, and the API server reviews permissions without it."""
     try:
         api.create(parent(spec), dry_run=True)
-    except NotFound:
-        return False
-    except KubernetesError:  # which the next checks report
-        return True
+    except KubernetesError as error:  # the next checks report any other
+        return not isinstance(error, NotFound)
     return True
 
 

@@ -421,8 +421,7 @@ async def test_idle_is_reported_when_the_last_pending_call_is_answered() -> None
     assert called.idle == 1
 
 
-@async_test
-async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
+def whose_values_are_too_large() -> Called:
     called = Called()
     send = called.sent.__call__
 
@@ -432,6 +431,12 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
         send(header, buffers, stream=stream)
 
     called.calling._send = reject
+    return called
+
+
+@async_test
+async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
+    called = whose_values_are_too_large()
     called.call()
     called.reply(0)
     called.reply(1)
@@ -444,15 +449,7 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
 
 @async_test
 async def test_the_error_of_kept_values_too_large_for_a_message_does_not_advise_keep() -> None:
-    called = Called()
-    send = called.sent.__call__
-
-    def reject(header: Header, buffers: Sequence[object] = (), *, stream: int = 0) -> None:
-        if isinstance(header, Values):
-            raise MessageTooLarge("bytes", 5_000_000_000, 4_294_967_296)
-        send(header, buffers, stream=stream)
-
-    called.calling._send = reject
+    called = whose_values_are_too_large()
     pending = PendingCall(1, "call", "procs", "read", (0,), lambda rank: "host")
     called.calling.start(pending, called.actors, called.actors.actors, ARGUMENTS, 0)
     called.reply(0)
