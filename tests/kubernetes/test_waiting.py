@@ -108,17 +108,19 @@ def test_an_exhausted_quota(namespace: str) -> None:
 
 def test_a_pod_rejected_by_admission(namespace: str) -> None:
     with own_namespace(f"{namespace}-limited") as kubectl:
-        limits = {"limits": [{"type": "Container", "max": {"memory": "2Gi"}}]}
+        limits = {"limits": [{"type": "Container", "max": {"memory": "2Gi"}, "maxLimitRequestRatio": {"cpu": "4"}}]}
         kubectl.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": limits})
+        small = Compute(cpus="200m", memory="1Gi")
         with start_failure() as caught:
-            start(Compute(memory="3Gi"), kubectl.namespace, "large", gateway=Compute(memory="1Gi"))
+            start(Compute(cpus="200m", memory="3Gi"), kubectl.namespace, "large", gateway=small)
         assert "statefulset large-workers: FailedCreate" in str(caught.value)
         assert "maximum memory usage per Container is 2Gi, but limit is 3Gi" in str(caught.value)
         assert "Set Compute(memory=…)" in str(caught.value)
         assert_nothing_left(kubectl)
         with start_failure() as caught:
-            start(Compute(memory="1Gi"), kubectl.namespace, "gateway")
-        assert "Set gateway=Compute(memory=…)" in str(caught.value)
+            start(small, kubectl.namespace, "gateway")
+        assert "cpu max limit to request ratio per Container is 4, but provided ratio is 16" in str(caught.value)
+        assert "Set gateway=Compute(cpus=…, memory=…)" in str(caught.value)
         assert_nothing_left(kubectl)
 
 
@@ -164,23 +166,27 @@ def test_an_interrupted_check_of_images_leaves_no_pods(namespace: str, monkeypat
         assert "-gateway-image" in events  # there was one
 
 
-@pytest.mark.parametrize("asks", ["ResourceQuota", "LimitRange"])
+ASKS = {
+    "quota": ("ResourceQuota", {"hard": {"limits.cpu": "16"}}),
+    "default": ("LimitRange", {"limits": [{"type": "Container", "default": {"cpu": "100m"}}]}),  # below the request
+    "pods": ("LimitRange", {"limits": [{"type": "Pod", "max": {"cpu": "8"}, "maxLimitRequestRatio": {"cpu": "16"}}]}),
+}
+
+
+@pytest.mark.parametrize("asks", ASKS)
 def test_cpus_are_a_limit_where_the_namespace_asks_for_one(namespace: str, asks: str) -> None:
-    with own_namespace(f"{namespace}-{asks.lower()}") as kubectl:
-        quota = {"hard": {"limits.cpu": "16"}}
-        limits = {"limits": [{"type": "Container", "default": {"cpu": "100m"}}]}  # less than the request
-        spec = quota if asks == "ResourceQuota" else limits
-        kubectl.apply({"apiVersion": "v1", "kind": asks, "metadata": {"name": "cpu"}, "spec": spec})
-        if asks == "ResourceQuota":
+    kind, spec = ASKS[asks]
+    with own_namespace(f"{namespace}-{asks}") as kubectl:
+        kubectl.apply({"apiVersion": "v1", "kind": kind, "metadata": {"name": "cpu"}, "spec": spec})
+        if asks == "quota":
             wait_counted(kubectl, "cpu")
         with KubernetesJob(compute=Compute(cpus="200m"), name="bound", namespace=kubectl.namespace) as job:
             job.apply()
             path = "jsonpath={.spec.containers[0].resources.limits.cpu}"
             assert kubectl("get", "pod", "bound-workers-0", "-o", path) == "200m"
-        if asks == "ResourceQuota":
+        if asks != "default":
             with start_failure() as caught:
                 start(Compute(), kubectl.namespace, "unbound")
-            assert "must specify limits.cpu" in str(caught.value)
             assert "Set Compute(cpus=…)" in str(caught.value)
         assert_nothing_left(kubectl)
 

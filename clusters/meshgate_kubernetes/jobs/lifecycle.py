@@ -141,16 +141,16 @@ def resolve(api: Api, spec: JobSpec) -> JobSpec:
 
 
 def _limits_cpu(api: Api, namespace: str) -> bool:
-    """Whether a quota asks pods for a CPU limit, or a limit range gives them one, which may be below what they request.
-    False for users who may not know."""
+    """Whether a quota or a limit range refuses pods without a CPU limit, or a limit range gives them one, which may be
+    below what they request. False for users who may not know."""
     try:
         quotas, _ = api.list_objects("ResourceQuota", namespace)
         ranges, _ = api.list_objects("LimitRange", namespace)
     except Forbidden:
         return False
-    limits = [each for limit in ranges for each in limit["spec"]["limits"] if each["type"] == "Container"]
+    limits = [each for limit in ranges for each in limit["spec"]["limits"]]  # of containers and of whole pods
     return any("limits.cpu" in (quota["spec"].get("hard") or {}) for quota in quotas) or any(
-        "cpu" in (each.get("default") or {}) for each in limits
+        "cpu" in (each.get(key) or {}) for each in limits for key in ("default", "max", "maxLimitRequestRatio")
     )
 
 

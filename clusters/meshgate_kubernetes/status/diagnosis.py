@@ -44,7 +44,7 @@ _ARCHITECTURE_HINT = (
 _QUOTA = re.compile(
     r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)"
 )
-_LIMIT_RANGE = re.compile(r"(maximum|minimum) .* per (Container|Pod) is|must be less than or equal to \w+ limit")
+_LIMIT_RANGE = re.compile(r"(maximum|minimum|ratio).* per (Container|Pod) is|must be less than or equal to \w+ limit")
 _VALUES_SHOWN = 8
 _INSUFFICIENT = re.compile(r"Insufficient ([\w./-]+?)(?=[,.;]?(?:\s|$))")
 

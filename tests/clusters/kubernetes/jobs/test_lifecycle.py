@@ -112,8 +112,8 @@ def quota(**hard: str) -> Object:
     return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "team"}, "spec": spec}
 
 
-def limit_range(**default: str) -> Object:
-    spec = {"limits": [{"type": "Container", "default": default}, {"type": "Pod", "max": {"cpu": "8"}}]}
+def limit_range(of: str, **limits: Object) -> Object:
+    spec = {"limits": [{"type": of, **limits}]}
     return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": "team"}, "spec": spec}
 
 
@@ -122,8 +122,12 @@ def limit_range(**default: str) -> Object:
     [
         ([], False),
         ([quota(limits_cpu="8")], True),
-        ([quota(requests_cpu="8", limits_memory="8Gi"), limit_range(memory="1Gi")], False),
-        ([limit_range(cpu="1")], True),
+        ([quota(requests_cpu="8", limits_memory="8Gi"), limit_range("Container", default={"memory": "1Gi"})], False),
+        ([limit_range("Pod", min={"cpu": "1"}, max={"memory": "1Gi"})], False),
+        ([limit_range("Container", default={"cpu": "1"})], True),
+        ([limit_range("Container", maxLimitRequestRatio={"cpu": "4"})], True),
+        ([limit_range("Pod", max={"cpu": "8"})], True),
+        ([limit_range("Pod", maxLimitRequestRatio={"cpu": "4"})], True),
     ],
 )
 def test_cpus_are_a_limit_where_the_namespace_asks_for_one(asking: list[Object], limited: bool) -> None:

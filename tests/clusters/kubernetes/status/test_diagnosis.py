@@ -284,6 +284,7 @@ def test_other_rejections_of_pods(reason: str, timeout: float) -> None:
 
 
 MAXIMUM = 'pods "a" is forbidden: maximum cpu usage per Container is 2, but limit is 4'
+RATIO = 'pods "a" is forbidden: cpu max limit to request ratio per Container is 4, but provided ratio is 16.000000'
 
 
 @pytest.mark.parametrize(
@@ -291,6 +292,7 @@ MAXIMUM = 'pods "a" is forbidden: maximum cpu usage per Container is 2, but limi
     [
         ("ReplicaSet", MAXIMUM, "gateway=Compute(cpus=…)"),
         ("StatefulSet", MAXIMUM, "Compute(cpus=…)"),
+        ("ReplicaSet", RATIO, "gateway=Compute(cpus=…)"),
         ("StatefulSet", 'pods "a" is forbidden: failed quota: q: must specify limits.cpu,limits.memory',
          "Compute(cpus=…, memory=…)"),
         ("StatefulSet", 'Pod "a" is invalid: "4": must be less than or equal to cpu limit', "Compute(cpus=…)"),
