@@ -1,4 +1,5 @@
-"""Tokens that end during a session: a kubeconfig's plugin renews them for the port-forward, a file for the gateway."""
+"""Tokens that end during a session: a kubeconfig's plugin renews them for the port-forward, a file
+or the same plugin for the gateway."""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ class Login:
 
     def __init__(self, kubectl: Kubectl, api: Api, directory: Path, port: int) -> None:
         self.kubeconfig, self.token_file = directory / "kubeconfig", directory / "token"
+        self.plugin = directory / "plugin"
         self._kubectl, self._api, self._directory = kubectl, api, directory
-        plugin = directory / "plugin"
-        plugin.write_text(PLUGIN.format(directory=directory))
-        plugin.chmod(0o755)
+        self.plugin.write_text(PLUGIN.format(directory=directory))
+        self.plugin.chmod(0o755)
         config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
         cluster = config["clusters"][0]["cluster"]
         cluster |= {"server": f"https://127.0.0.1:{port}", "tls-server-name": urlsplit(cluster["server"]).hostname}
         config["users"][0]["user"] = {
             "exec": {
                 "apiVersion": "client.authentication.k8s.io/v1",
-                "command": str(plugin),
+                "command": str(self.plugin),
                 "interactiveMode": "Never",
             }
         }
@@ -123,11 +124,14 @@ def test_a_port_forward_uses_the_token_that_the_plugin_of_the_kubeconfig_has_ren
     check_renewal(driver, login, path, "the login has ended: run tsh login")
 
 
-def test_a_gateway_that_checks_identities_gets_the_token_that_has_been_written_to_the_file(
-    job: KubernetesJob, kubectl: Kubectl, login: Login, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["file", "command"])
+def test_a_gateway_that_checks_identities_gets_the_token_that_is_in_the_file_or_that_the_command_prints(
+    way: str, job: KubernetesJob, kubectl: Kubectl, login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local_port(kubectl, "service/renewed-gateway") as port, NetworkProxy("127.0.0.1", port) as path:
         monkeypatch.setenv("MESHGATE_URL", f"ws://127.0.0.1:{path.port}")
-        monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(login.token_file))
+        place = login.token_file if way == "file" else login.plugin
+        monkeypatch.setenv(f"MESHGATE_TOKEN_{way.upper()}", str(place))
         driver = KubernetesJob(name="renewed", namespace=job.namespace)
-        check_renewal(driver, login, path, "HTTP 401")
+        reason = "HTTP 401" if way == "file" else "the login has ended: run tsh login"
+        check_renewal(driver, login, path, reason)

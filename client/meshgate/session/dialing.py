@@ -90,10 +90,10 @@ class Dialer(Protocol):
 class UrlDialer:
     """Reaches a gateway at a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
 
-    ``token`` may be a function that returns it, for one that is renewed: it is called for each connection, and may
-    raise OSError or ConnectionFailedError. ``renews_token`` returns whether others renew that token: then a session
-    waits for the next one. ``ca`` is a file of certificates to trust besides the system's, and ``cert`` and ``key``
-    are files with a client certificate and its key, for an ingress that requires one; by default,
+    ``token`` may be a function that returns it, for one that is renewed: it is called for each connection, in a thread,
+    and may raise OSError or ConnectionFailedError. ``renews_token`` returns whether others renew that token: then a
+    session waits for the next one. ``ca`` is a file of certificates to trust besides the system's, and ``cert`` and
+    ``key`` are files with a client certificate and its key, for an ingress that requires one; by default,
     ``$MESHGATE_CA``, ``$MESHGATE_CLIENT_CERT`` and ``$MESHGATE_CLIENT_KEY``. They are read for each connection. For a
     gateway on this machine, ``alive`` returns whether its process runs, and ``unix_socket`` is a faster route.
     ``here``: it is on this machine, at an address that other machines can reach, too.
@@ -134,7 +134,7 @@ class UrlDialer:
         self.certificates = Certificates(ca, cert, key) if scheme == "wss" else None
 
     async def dial(self) -> Route:
-        token = self._token() if callable(self._token) else self._token
+        token = await call_in_thread(self._token) if callable(self._token) else self._token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         route = Route(
             self.url,

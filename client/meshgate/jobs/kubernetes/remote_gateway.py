@@ -6,14 +6,13 @@ operator's policy, and to which the driver's own token leads back to them: it pr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
-from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
+from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs.kubernetes.display import choose_display, ready_message
 from meshgate.jobs.kubernetes.requests import JobRequest
+from meshgate.jobs.kubernetes.tokens import find_token, token_is_renewed, token_to_dial
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
@@ -33,46 +32,11 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 )
 from meshgate_kubernetes.manifests.names import generate_job_name
 
-SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 END_TIMEOUT = 180.0
 CREATES_NONE = (
     "To use its job, omit compute=, selector= and add_mesh(); to create jobs, set MESHGATE_URL to a provisioning "
     "gateway, or use a kubeconfig"
 )
-
-
-def find_token() -> str:
-    """The token for a gateway now: ``$MESHGATE_TOKEN``, the content of ``$MESHGATE_TOKEN_FILE``, or the token of the
-    pod's service account. Files are renewed by others, before the token in them expires."""
-    if token := os.environ.get("MESHGATE_TOKEN"):
-        return token.strip()
-    file = os.environ.get("MESHGATE_TOKEN_FILE")
-    try:
-        return (Path(file) if file else SERVICE_ACCOUNT_TOKEN).read_text().strip()
-    except OSError as error:
-        if file:
-            raise JobError(f"cannot read the token of MESHGATE_TOKEN_FILE: {error}") from None
-        raise JobError(
-            "no token for the gateway of MESHGATE_URL: set MESHGATE_TOKEN as well, or MESHGATE_TOKEN_FILE"
-        ) from None
-
-
-def has_own_token() -> bool:
-    """Whether the environment has a token for the gateway."""
-    return bool(os.environ.get("MESHGATE_TOKEN") or os.environ.get("MESHGATE_TOKEN_FILE"))
-
-
-def _token_to_dial() -> str:
-    """As ``find_token``, for a connection: a file that is being replaced may be missing for a moment."""
-    try:
-        return find_token()
-    except JobError as error:
-        raise ConnectionFailedError(str(error)) from None
-
-
-def _token_is_in_a_file() -> bool:
-    """Whether others renew the token that ``find_token`` finds. A variable changes only if this program sets it."""
-    return not os.environ.get("MESHGATE_TOKEN")
 
 
 class RemoteGateway(GatewayClient[ProvisioningReply]):
@@ -85,7 +49,7 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         none now."""
         if not token:
             find_token()
-        super().__init__(url, token or _token_to_dial, parse_reply, CREATES_NONE, _token_is_in_a_file)
+        super().__init__(url, token or token_to_dial, parse_reply, CREATES_NONE, token_is_renewed)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Starts the job through the gateway. Raises JobStartFailed, leaving nothing behind, and
@@ -181,4 +145,4 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         if not job.uid:
             return self._dialer
         url = f"{self._url}/v1/jobs/{job.namespace}/{job.name}"
-        return UrlDialer(url, job.token or self._token, renews_token=_token_is_in_a_file)
+        return UrlDialer(url, job.token or self._token, renews_token=token_is_renewed)

@@ -19,8 +19,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from meshgate import Compute
 from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
-from meshgate.jobs.kubernetes import remote_gateway
-from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, find_token
+from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.session import gateway_client
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
@@ -290,17 +289,6 @@ def test_an_unreachable_gateway_is_reported_at_once() -> None:
         for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
             with pytest.raises(ConnectionFailedError, match=r"^cannot reach the gateway at"):
                 call()
-
-
-def test_the_token_comes_from_the_environment_or_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MESHGATE_TOKEN", " secret\n")
-    assert find_token() == "secret"
-    monkeypatch.delenv("MESHGATE_TOKEN")
-    monkeypatch.setattr(remote_gateway, "SERVICE_ACCOUNT_TOKEN", tmp_path / "token")
-    with pytest.raises(JobError, match="set MESHGATE_TOKEN as well"):
-        find_token()
-    (tmp_path / "token").write_text("of the pod\n")
-    assert find_token() == "of the pod"
 
 
 @pytest.mark.parametrize("status", [200, 401, 404, 410])
