@@ -191,12 +191,22 @@ def test_cpus_are_a_limit_where_the_namespace_asks_for_one(namespace: str, asks:
         assert_nothing_left(kubectl)
 
 
-def test_a_label_that_no_node_has_is_named(namespace: str, kubectl: Kubectl) -> None:
+def test_labels_that_no_node_has_are_named(namespace: str, kubectl: Kubectl) -> None:
     (arch,) = {*kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.labels.kubernetes\\.io/arch}").split()}
-    compute = Compute(node_selector={"kubernetes.io/arch": "sparc"}, gpus=0)
+    excludes = {"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "NotIn", "values": [arch]}]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [excludes]}}
+    compute = Compute(
+        node_selector={"kubernetes.io/arch": "sparc"},
+        gpus=1,
+        gpu_type="H100",
+        pod_spec={"affinity": {"nodeAffinity": affinity}},
+    )
     with start_failure() as caught:
         start(compute, namespace, "elsewhere", gateway=Compute(node_selector={"kubernetes.io/arch": arch}))
-    assert f"No node has the label kubernetes.io/arch=sparc: nodes have {arch}" in str(caught.value)
+    error = str(caught.value)
+    assert f"No node has the label kubernetes.io/arch=sparc: nodes have {arch}" in error
+    assert "No node has the label nvidia.com/gpu.product=H100: no" in error
+    assert f"Every node has the label kubernetes.io/arch={arch}, which the pod's node affinity excludes" in error
     assert_nothing_left(kubectl)
 
 

@@ -9,7 +9,6 @@ autoscaler adds one.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,6 +21,7 @@ from pydantic import Field
 from meshgate_kubernetes.manifests.pods import INSTALL_CONTAINER
 from meshgate_kubernetes.manifests.spec import Object, format_quantity, parse_quantity
 from meshgate_kubernetes.status.discovery import is_ready
+from meshgate_kubernetes.status.placement import mismatches
 
 AUTOSCALER_TIMEOUT = 15.0
 """Cluster autoscalers check pending pods every ten seconds and report it in an event."""
@@ -45,7 +45,6 @@ _QUOTA = re.compile(
     r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)"
 )
 _LIMIT_RANGE = re.compile(r"(maximum|minimum|ratio).* per (Container|Pod) is|must be less than or equal to \w+ limit")
-_VALUES_SHOWN = 8
 _INSUFFICIENT = re.compile(r"Insufficient ([\w./-]+?)(?=[,.;]?(?:\s|$))")
 
 
@@ -59,6 +58,9 @@ class Cluster:
         default_factory=dict, init=False, repr=False, compare=False
     )
     """By the scheduler's message and the pod's resources, which a thousand pods have in common."""
+    known_mismatches: dict[tuple[str, str], list[str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def most(self, resource: str) -> tuple[Decimal, Decimal]:
         """The most that a node has of ``resource``, in total and free."""
@@ -336,46 +338,14 @@ def _unschedulable(
     return Problem(subject, "Unschedulable", text, AUTOSCALER_TIMEOUT if impossible else None)
 
 
-def _mismatches(pod: Object, cluster: Cluster | None, message: str) -> Iterator[str]:
-    """Labels that the pod requires and no node has, with the values that there are, and taints that keep it away."""
+def _mismatches(pod: Object, cluster: Cluster | None, message: str) -> list[str]:
+    """What the pod requires of its node and no node has."""
     if cluster is None:
-        return
-    if "didn't match" in message:
-        labels = [node["metadata"].get("labels") or {} for node in cluster.nodes]
-        for key, value in (pod["spec"].get("nodeSelector") or {}).items():
-            known = sorted({each[key] for each in labels if key in each})
-            if value not in known:
-                others = f"nodes have {', '.join(known[:_VALUES_SHOWN])}" if known else "no node has this label"
-                yield f"No node has the label {key}={value}: {others}"
-    if "taint" in message:
-        tolerations = pod["spec"].get("tolerations") or []
-        taints = [taint for node in cluster.nodes for taint in _taints(node)]
-        kept = Counter((_taint_text(each), each["key"]) for each in taints if not _tolerated(each, tolerations))
-        for (text, key), count in sorted(kept.items()):
-            nodes = "A node has" if count == 1 else f"{count} nodes have"
-            yield f'{nodes} the taint {text}, which tolerations=[{{"key": "{key}", "operator": "Exists"}}] tolerates'
-
-
-def _taints(node: Object) -> list[Object]:
-    """Those that keep pods away."""
-    return [each for each in node.get("spec", {}).get("taints") or [] if each["effect"] != "PreferNoSchedule"]
-
-
-def _taint_text(taint: Object) -> str:
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
-
-
-def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
-    return any(
-        each.get("effect") in (None, "", taint["effect"])
-        and (
-            each.get("key") in (None, "", taint["key"])
-            if each.get("operator") == "Exists"
-            else each.get("key") == taint["key"] and each.get("value", "") == taint.get("value", "")
-        )
-        for each in tolerations
-    )
+        return []
+    key = message, repr([pod["spec"].get(field) for field in ("nodeSelector", "affinity", "tolerations")])
+    if key not in cluster.known_mismatches:
+        cluster.known_mismatches[key] = list(mismatches(pod, cluster.nodes, message))
+    return cluster.known_mismatches[key]
 
 
 def _container_problem(pod: Object, subject: str, status: Object, events: Sequence[Object]) -> Problem | None:

@@ -80,38 +80,22 @@ def test_without_access_to_nodes_the_message_is_the_schedulers() -> None:
     assert problem.timeout is None
 
 
-def tainted(name: str, labels: dict[str, str], *taints: tuple[str, str, str]) -> Object:
-    found = node(name)
-    found["metadata"]["labels"] = labels
-    found["spec"] = {"taints": [dict(zip(("key", "value", "effect"), taint, strict=True)) for taint in taints]}
-    return found
+def test_what_the_pod_requires_of_its_node_is_named_before_the_message_of_the_scheduler() -> None:
+    pending = unschedulable("0/1 nodes are available: 1 node(s) didn't match node selector.")
+    pending["spec"]["nodeSelector"] = {"gpu": "H100"}
+    cluster = Cluster([node()])
+    for _ in range(2):
+        message = the_problem(pending, cluster=cluster).message
+        assert message.startswith("No node has the label gpu=H100: no node has this label. 0/1 nodes are available")
+    assert len(cluster.known_mismatches) == 1
 
 
-def test_a_label_that_no_node_has_is_named_with_the_values_that_there_are() -> None:
-    pending = unschedulable("0/2 nodes are available: 2 node(s) didn't match node selector.")
-    pending["spec"]["nodeSelector"] = {"gpu": "H100", "zone": "a", "pool": "fast"}
-    nodes = [tainted("one", {"gpu": "A100", "zone": "a"}), tainted("two", {"gpu": "L4"})]
-    problem = the_problem(pending, cluster=Cluster(nodes))
-    assert "No node has the label gpu=H100: nodes have A100, L4. " in problem.message
-    assert "No node has the label pool=fast: no node has this label. " in problem.message
-    assert "zone" not in problem.message
-
-
-def test_a_taint_that_keeps_a_pod_away_is_named_with_what_tolerates_it() -> None:
-    pending = unschedulable("0/3 nodes are available: 3 node(s) had taint {dedicated: infra}, that it didn't tolerate.")
-    pending["spec"]["tolerations"] = [{"key": "spot", "operator": "Exists"}, {"key": "team", "value": "a"}]
-    infra = ("dedicated", "infra", "NoSchedule")
-    nodes = [
-        tainted("one", {}, infra, ("spot", "", "NoExecute"), ("soft", "", "PreferNoSchedule")),
-        tainted("two", {}, infra, ("team", "a", "NoSchedule")),
-        tainted("three", {}, ("team", "b", "NoSchedule")),
-    ]
-    message = the_problem(pending, cluster=Cluster(nodes)).message
-    tolerates = '[{"key": "dedicated", "operator": "Exists"}]'
-    assert f"2 nodes have the taint dedicated=infra:NoSchedule, which tolerations={tolerates} tolerates. " in message
-    assert "A node has the taint team=b:NoSchedule" in message
-    assert "spot" not in message
-    assert "soft" not in message
+def test_a_pod_that_its_queue_has_not_admitted_waits_as_long_as_that_takes() -> None:
+    held = unschedulable("Scheduling is blocked due to non-empty scheduling gates")
+    held["status"]["conditions"][0]["reason"] = "SchedulingGated"
+    problem = the_problem(held, cluster=Cluster([node()]))
+    assert str(problem) == "pod trainer-workers-0: SchedulingGated: the pod waits for its queue to admit it"
+    assert problem.timeout is None
 
 
 def test_a_selector_that_no_node_matches_has_the_autoscalers_timeout() -> None:
