@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshgate_slurm.script import SPEC
+from meshgate_slurm.script import DIRECTORY, SPEC
 from meshgate_slurm.spec import SlurmSpec
 
 TIMEOUT = 60.0  # seconds; it takes a fraction of that on an idle machine
@@ -48,3 +48,12 @@ def test_a_job_that_slurm_ends_leaves_neither_gateway_nor_files(tmp_path: Path) 
         output, _ = batch.communicate(timeout=TIMEOUT)
     assert (batch.returncode, output) == (128 + signal.SIGTERM, "the gateway has ended\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_without_the_directory_of_the_login_node_says_that_they_must_share_it(tmp_path: Path) -> None:
+    spec = SlurmSpec(meshes={"workers": 1}).model_dump_json()
+    environment = {**os.environ, SPEC: spec, "SLURM_JOB_ID": "7", DIRECTORY: str(tmp_path / "private")}
+    command = [sys.executable, "-m", "meshgate_slurm.batch"]
+    ran = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=TIMEOUT, check=False)
+    assert ran.returncode == 1
+    assert f"has no {tmp_path / 'private'}: the login node and the nodes must share it" in ran.stderr

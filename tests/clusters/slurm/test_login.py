@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from meshgate_processes.identity import identify_process
-from meshgate_slurm import login
+from meshgate_slurm import commands, login
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import LOG_FILE, PROCESS_FILE
 from meshgate_slurm.login import _state
@@ -25,6 +26,7 @@ from meshgate_slurm.messages import (
     BatchRequest,
     Ended,
     GatewayState,
+    JobReport,
     RecordedJob,
     Rejected,
     RunningSlurmJob,
@@ -33,6 +35,7 @@ from meshgate_slurm.messages import (
     run_submission,
 )
 from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import JobStatus
 from tests.programs import child_process
 from tests.waiting import DEADLINE, wait_for
 
@@ -52,6 +55,29 @@ def test_only_the_machine_of_a_gateway_says_that_it_has_ended(tmp_path: Path, st
     state = _state(json.dumps(job.model_dump()))
     assert isinstance(state, GatewayState)
     assert (state.alive, state.output) == (alive, "" if alive else "last words")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gateway_on_a_node_that_leaves_no_address_names_the_directory_that_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    started = time.time() - (login.GATEWAY_TIMEOUT + 1 if late else 0)
+    status = JobStatus(job_id=7, state="RUNNING", expected_start=started)
+    monkeypatch.setattr(commands, "jobs", lambda numbers: {7: status})
+    (tmp_path / "batch.log").write_text("srun: no such directory")
+    job = RunningSlurmJob(
+        apply_id="12345678", job_id=7, host="", directory=str(tmp_path), socket="", pid=0, started="", token="",
+        meshes={"a": 1}, log_dir="", batch_log=str(tmp_path / "batch.log"),
+    )  # fmt: skip
+    report = login._report(job.model_dump_json())
+    assert isinstance(report, JobReport)
+    if late:
+        assert f"did not leave its address in {tmp_path} within" in (report.failed or "")
+        assert "and the nodes share this directory?\nThe last lines of the batch script:\n  srun" in (
+            report.failed or ""
+        )
+    else:
+        assert (report.failed, report.gateway) == (None, "")
 
 
 # --- submissions: the program as a process, with a Slurm of the test's that numbers its jobs
