@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshgate import Client, Compute, KubernetesJob, UrlDialer
-from meshgate.cli.app import app
+from meshgate.cli.app import COMMANDS, app
 from meshgate.cli.console import NO_JOB
 from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed
 from meshgate.session.gateway_client import request_json
@@ -174,8 +174,16 @@ def test_a_user_comes_back_to_a_job_with_a_token_alone(users: dict[str, User], j
 JOB_COMMANDS = [
     "status JOB", "sessions JOB", "describe JOB", "logs JOB", "sync JOB", "exec JOB -- true", "shell JOB", "debug JOB",
     "forward 8000 -j JOB", "pull file here -j JOB", "stacks JOB", "why JOB", "top JOB --once", "ui JOB --no-browser",
-    "doctor JOB", "kill JOB",
+    "doctor JOB", "kill JOB", "kill JOB --session train", "submit JOB -- true", "runs JOB", "stop JOB --run night",
+    "call counters.add 1 -j JOB",
 ]  # fmt: skip
+
+
+def test_these_are_all_commands_that_take_a_job() -> None:
+    taking = {
+        name for name, place in COMMANDS.items() if "namespace" in {each.name for each in place.load(name).params}
+    }
+    assert {command.split()[0] for command in JOB_COMMANDS} == taking - {"ls"}
 
 
 @pytest.mark.parametrize("command", JOB_COMMANDS)
@@ -217,12 +225,20 @@ def test_another_user_gets_nowhere_with_the_library(
         KubernetesJob(compute=Compute(memory="500Mi"), name=job, namespace=bob.namespace).apply()
 
 
-@pytest.mark.parametrize("path", ["/v1/job", "/v1/sessions", "/v1/status", "/v1/output"])
+@pytest.mark.parametrize(
+    "path", ["/v1/job", "/v1/hosts?mesh=workers", "/v1/sessions", "/v1/status", "/v1/output", "/v1/runs"]
+)
 def test_another_user_gets_no_answer_of_the_jobs_gateway(users: dict[str, User], job: str, path: str) -> None:
     """Without the library, which would ask whether it may first."""
     with pytest.raises(AuthenticationError, match=f"belongs to {users['alice'].identity}"):
         request_json(users["bob"].dialer(job), path)
     assert request_json(users["alice"].dialer(job), path)
+
+
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/runs/night/stop", f"/v1/sessions/{'0' * 32}/end"])
+def test_another_user_changes_nothing_through_the_jobs_gateway(users: dict[str, User], job: str, path: str) -> None:
+    with pytest.raises(AuthenticationError, match=f"belongs to {users['alice'].identity}"):
+        request_json(users["bob"].dialer(job), path, b"{}")
 
 
 def test_another_user_gets_no_session(users: dict[str, User], job: str) -> None:
