@@ -39,7 +39,7 @@ class Usage:
 def usage_of(pid: int) -> Usage | None:
     """None if the process has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _fields(pid)
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return None
@@ -47,14 +47,19 @@ def usage_of(pid: int) -> Usage | None:
     return Usage(pid, command, int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def descendants(pid: int) -> list[int]:
-    """The running descendants, parents before their children."""
+def _fields(pid: int) -> list[str]:
+    """Those of ``/proc/PID/stat`` after the command: state, parent, …. Raises OSError if the process is gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def descendants(pid: int, *, ended: bool = False) -> list[int]:
+    """The running descendants, parents before their children. ``ended``: also those that no process has waited for."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if fields[0] not in "ZX":
+                fields = _fields(int(entry))
+                if ended or fields[0] not in "ZX":
                     parents.setdefault(int(fields[1]), []).append(int(entry))
     found: list[int] = []
     level = parents.get(pid, [])
@@ -65,14 +70,18 @@ def descendants(pid: int) -> list[int]:
 
 
 class OtherProcesses:
-    """The CPU cores used by processes outside this run, from creation until ``cores_used``."""
+    """The CPU cores used by processes outside this run, from creation until ``cores_used``.
+
+    A process of the run that ends meanwhile, such as an rsync, belongs to the run: its time is with the parent that has
+    waited for it, or with itself as long as none has.
+    """
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._before = _busy() - _own()
+        self._before = _busy() - cpu_of_run()
 
     def cores_used(self) -> float:
-        return max(0.0, (_busy() - _own() - self._before) / max(1e-3, time.monotonic() - self._start))
+        return max(0.0, (_busy() - cpu_of_run() - self._before) / max(1e-3, time.monotonic() - self._start))
 
 
 def _busy() -> float:
@@ -80,9 +89,13 @@ def _busy() -> float:
     return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and iowait
 
 
-def _own() -> float:
-    usages = [usage_of(pid) for pid in (os.getpid(), *descendants(os.getpid()))]
-    return sum(usage.cpu for usage in usages if usage is not None)
+def cpu_of_run() -> float:
+    """The processor time of this process and all its descendants so far, in seconds, with those that have ended."""
+    ticks = 0
+    for pid in (os.getpid(), *descendants(os.getpid(), ended=True)):
+        with contextlib.suppress(OSError):
+            ticks += sum(int(field) for field in _fields(pid)[11:15])  # own and those of children waited for
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def end_tree(process: subprocess.Popen[bytes], grace: float) -> None:
