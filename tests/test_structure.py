@@ -33,7 +33,6 @@ LIST_THEIR_NAMES = {"client/meshgate/config.py", "client/meshgate/errors.py", "s
 
 TESTED_ELSEWHERE = {
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
-    "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",
 }
 """Modules that only work with Monarch's processes or with Slurm, and the tests that run them there."""
 

@@ -103,7 +103,8 @@ class JobStatus(BaseModel):
     state: str = "PENDING"
     reason: str = ""  # why it waits or ended, in Slurm's word
     expected_start: float | None = None
-    end_time: float | None = None  # when its time limit ends it
+    end_time: float | None = None  # when its time limit, or the grace time of a preemption, ends it
+    preempted_at: float | None = None  # when Slurm decided to give its nodes to another job
     time_limit: int | None = None  # minutes
     nodes: tuple[str, ...] = ()
     exit_code: int = 0
@@ -180,6 +181,7 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         reason=str(job.get("state_reason") or ""),
         expected_start=start,
         end_time=_number(job.get("end_time")),
+        preempted_at=_number(job.get("preempt_time")),
         time_limit=int(_number(job.get("time_limit")) or 0) or None,
         nodes=_nodes(job),
         exit_code=int(_number(exit_code.get("return_code")) or 0),

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import meshgate as kt
 from meshgate import GatewayLostError, JobNotRunning, JobStartFailed, MeshgateError, SlurmJob, SupervisionError
 from tests.slurm.actors import Trainer
-from tests.slurm.cluster import DISTURBED, NOTICED, kit, pids, run, small_job
+from tests.slurm.cluster import DISTURBED, NOTICED, kit, pids, queue, run, small_job
 from tests.waiting import wait_for
 
 
@@ -97,6 +98,41 @@ def test_a_preempted_job_says_so(name: str, tmp_path: Path, disturbed_node: str,
             assert "PREEMPTED: a job of another partition or QOS took its nodes" in failure_of(call)
         finally:
             other.wait(NOTICED)
+
+
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_a_preempted_job_has_notice_of_its_grace_time(
+    name: str, tmp_path: Path, disturbed_node: str, gateway_on: str
+) -> None:
+    with partition_with_grace_time(name, disturbed_node, seconds=300):
+        options = {"partition": name, "on_disturbed": True, "gateway_on": gateway_on}
+        with small_job({"workers": 1}, name, tmp_path, **options) as job:
+            hosts = job.state().workers
+            trainers = hosts.spawn_procs().spawn("trainers", Trainer)
+            assert trainers.node.call_one().get(timeout=NOTICED) == disturbed_node
+            other = subprocess.Popen(["srun", "--partition=cpu", f"--nodelist={disturbed_node}", "--exclusive", "true"])
+            (ending,) = wait_for(lambda: hosts.ending, "the notice")
+            why = "because a job of another partition or QOS takes its nodes"
+            assert ending.reason == f"Slurm ends job {job.job_id} {why}"
+            assert 0 < ending.seconds_left <= 300
+            log = tmp_path / f"slurm_{job.job_id}_{name}_{disturbed_node}.log"
+            wait_for(
+                lambda: "SIGTERM: continues until the gateway ends this worker" in log.read_text(), "Slurm's SIGTERM"
+            )
+            assert trainers.node.call_one().get(timeout=NOTICED) == disturbed_node
+        other.wait(NOTICED)
+
+
+@contextlib.contextmanager
+def partition_with_grace_time(name: str, node: str, seconds: int) -> Iterator[None]:
+    """A partition of this name whose jobs are preempted by those of others."""
+    limits = ("PriorityTier=1", f"GraceTime={seconds}", "MaxTime=60", "State=UP")
+    run("scontrol", "create", f"PartitionName={name}", f"Nodes={node}", *limits)
+    try:
+        yield
+    finally:
+        wait_for(lambda: not queue(name), "the jobs of the partition to end")
+        run("scontrol", "delete", f"PartitionName={name}")
 
 
 def test_a_node_without_power_is_lost_alone(name: str, tmp_path: Path, disturbed_node: str) -> None:

@@ -1,9 +1,8 @@
 """One Monarch host process: reports when it is ready, and why it exits.
 
 It exits when a client shuts the host down, on SIGINT, on SIGTERM or, with a notice, once nothing runs on it after
-SIGTERM, when the process that started it exits (its lifetime
-descriptor reaches end of file, even after SIGKILL), or when Monarch fails. In every case it first ends all its
-descendants.
+SIGTERM, when the process that started it exits (its lifetime descriptor reaches end of file, even after SIGKILL), or
+when Monarch fails. In every case it first ends all its descendants.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +103,9 @@ def service_address(address: str, identity: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class HostOptions:
     """``cookie``: in the environment of every process of this host. ``grace``: seconds between SIGTERM and SIGKILL for
-    descendants. ``notice``: seconds for which these may go on after SIGTERM to this process. ``remove_directory``:
-    remove the directory of the socket on exit if it is empty."""
+    descendants. ``notice``: seconds for which these may go on after SIGTERM to this process. ``on_sigterm()`` is called
+    on SIGTERM; if it returns True, the host ignores the signal. ``remove_directory``: remove the directory of
+    the socket on exit if it is empty."""
 
     address: str
     name: str
@@ -114,6 +115,7 @@ class HostOptions:
     ready_fd: int | None
     grace: float
     notice: float = 0.0
+    on_sigterm: Callable[[], bool] = lambda: False
     remove_directory: bool = False
 
 
@@ -152,6 +154,8 @@ def serve(options: HostOptions) -> int:
     request = _EndRequest()
 
     def on_signal(number: int, frame: object) -> None:
+        if number == signal.SIGTERM and options.on_sigterm():
+            return
         if number == signal.SIGTERM and options.notice > 0 and request.deadline == math.inf:
             request.give_notice(options.notice)
         else:

@@ -2,6 +2,9 @@
 
 It connects to the job's gateway before it serves, so the gateway learns its address at once, without a file, and its
 end by the end of the connection. The connection also ends this worker, and with it the job, when the gateway is gone.
+
+Slurm sends SIGTERM when it ends a job, and, if a job has a grace time before its preemption, also at the beginning of
+that. Only the gateway can find out which of them it is, so it decides whether the worker continues.
 """
 
 from __future__ import annotations
@@ -97,7 +100,23 @@ class Registration:
 
     def __init__(self, connection: socket.socket, facts: dict[str, Any], ready: int, lifetime: int) -> None:
         self._connection, self._facts, self._ready, self._lifetime = connection, facts, ready, lifetime
+        self._accepted = self._signalled = False
         threading.Thread(target=self._run, name="meshgate-slurm", daemon=True).start()
+
+    def report_sigterm(self) -> bool:
+        """Tells the gateway of SIGTERM, which ends the connection unless Slurm gives the job a grace time. Returns
+        False if it cannot be reached."""
+        if not self._accepted:
+            return False
+        if not self._signalled:  # Slurm repeats it
+            log("SIGTERM: continues until the gateway ends this worker")  # before the gateway reads the log
+        self._signalled = True
+        try:
+            self._connection.sendall(b'{"signal": "SIGTERM"}\n')
+        except OSError as error:
+            log(f"cannot tell the gateway of SIGTERM: {error}")
+            return False
+        return True
 
     def _run(self) -> None:
         try:
@@ -108,7 +127,7 @@ class Registration:
         except (OSError, ValueError) as error:
             log(f"ending: the gateway did not accept this worker: {error}")
         else:
-            log("ending: the connection to the gateway is closed")
+            log(f"ending: {'SIGTERM' if self._signalled else 'the connection to the gateway is closed'}")
         finally:
             os.close(self._lifetime)
 
@@ -121,6 +140,8 @@ class Registration:
             if "error" in reply or not reply:
                 raise ValueError(reply.get("error", "it closed the connection"))
             self._connection.settimeout(None)
+            self._accepted = True
+            log(f"{self._facts['node']}: connected to the gateway")
             while stream.readline(4096):
                 pass
 
@@ -155,7 +176,7 @@ def _serve(settings: Settings, connection: socket.socket, home: str) -> int:
     facts = {"secret": settings.secret, "rank": settings.rank, "node": settings.node, "address": address, **_versions()}
     ready, ready_there = os.pipe()
     lifetime_there, lifetime = os.pipe()
-    Registration(connection, {**facts, "identity": identity}, ready, lifetime)
+    registration = Registration(connection, {**facts, "identity": identity}, ready, lifetime)
     return serve(
         HostOptions(
             address=address,
@@ -165,6 +186,7 @@ def _serve(settings: Settings, connection: socket.socket, home: str) -> int:
             lifetime_fd=lifetime_there,
             ready_fd=ready_there,
             grace=GRACE,
+            on_sigterm=registration.report_sigterm,
         )
     )
 

@@ -8,6 +8,7 @@ limit comes. When a worker is lost, Slurm has a moment to say why before the los
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import math
@@ -46,6 +47,8 @@ MAX_PENDING = 1024  # connections that have not registered yet
 #
 # A worker sends one line of JSON: the job's secret, its rank and node, and the address of its Monarch host. The end of
 # its connection is the end of the worker, seen at once, however it ends; only a node that loses its power is silent.
+# A further line says that the worker has got SIGTERM. It continues, because that may be Slurm's notice of a preemption,
+# until this end of the connection is shut down.
 # The supervisor keeps a copy of each connection, so that the workers outlive this server.
 
 
@@ -72,12 +75,19 @@ class Keeper(Protocol):
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that has registered. ``lost``: why it cannot be used any more."""
+    """A worker that has registered. ``lost``: why it cannot be used any more. ``signalled``: it has got SIGTERM."""
 
     rank: int
     host: Host
     connected: bool = True
     lost: str | None = None
+    signalled: bool = False
+    connection: asyncio.StreamWriter | None = None
+
+    def end(self) -> None:
+        """Makes the worker end. Its own end of the connection stays open until it has."""
+        if self.connection is not None:
+            _shut_down(self.connection)
 
     @property
     def key(self) -> str:
@@ -88,16 +98,24 @@ class Worker:
 
 
 class Workers:
-    """The workers by rank. ``changed()`` is called when one has registered, ``gone(worker)`` when one has ended."""
+    """The workers by rank. ``changed()`` is called when one has registered, ``signalled(worker)`` when one has got
+    SIGTERM, ``gone(worker)`` when one has ended."""
 
     def __init__(
-        self, count: int, secret: str, keeper: Keeper, *, changed: Callable[[], None], gone: Callable[[Worker], None]
+        self,
+        count: int,
+        secret: str,
+        keeper: Keeper,
+        *,
+        changed: Callable[[], None],
+        signalled: Callable[[Worker], None],
+        gone: Callable[[Worker], None],
     ) -> None:
         self.by_rank: dict[int, Worker] = {}
         self._keeper = keeper
         self._tasks: set[asyncio.Task[None]] = set()
         self._count, self._secret = count, secret
-        self._changed, self._gone = changed, gone
+        self._changed, self._signalled, self._gone = changed, signalled, gone
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.StreamWriter] = set()
         self._unregistered = 0
@@ -114,6 +132,7 @@ class Workers:
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
+            _shut_down(connection)  # because the supervisor has a copy, too
             connection.close()
 
     def record_loss(self, worker: Worker, reason: str) -> None:
@@ -134,9 +153,11 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
 
     async def _wait_gone(self, worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        worker.connection = writer
         try:
             while await reader.readline():
-                pass
+                log.info("worker got SIGTERM", rank=worker.rank, node=worker.host.name)
+                self._signalled(worker)
         except (OSError, ValueError) as error:
             log.debug("worker connection failed", reason=str(error))
         finally:
@@ -225,7 +246,14 @@ class SlurmHosts:
     """A HostProvider whose hosts are the workers of one submitted job."""
 
     def __init__(self, spec: SlurmSpec, job_id: int, cluster: Cluster, workers_secret: str, keeper: Keeper) -> None:
-        self.workers = Workers(spec.nodes, workers_secret, keeper, changed=self._wake, gone=self._worker_gone)
+        self.workers = Workers(
+            spec.nodes,
+            workers_secret,
+            keeper,
+            changed=self._wake,
+            signalled=self._worker_signalled,
+            gone=self._worker_gone,
+        )
         self._spec, self._job_id, self._cluster = spec, job_id, cluster
         self._ranks: dict[str, range] = {}
         first = 0
@@ -328,6 +356,7 @@ class SlurmHosts:
                 await _wait_event(self._poll_now, POLL_INTERVAL)
 
     async def _poll(self) -> None:
+        signalled = [worker for worker in self.workers.by_rank.values() if worker.signalled]  # before Slurm is asked
         status = await asyncio.to_thread(self._cluster.status)
         if status is None:  # it ended longer ago than Slurm remembers
             status = self._status.model_copy(update={"state": UNKNOWN, "reason": ""})
@@ -338,12 +367,15 @@ class SlurmHosts:
             await self._check_running(status)
         elif status.ended:
             await self._job_ended()
+        if status.ended or status.preempted_at is None:  # otherwise they continue for the grace time of the preemption
+            for worker in list(self.workers.by_rank.values()) if status.ended else signalled:
+                worker.end()
 
     async def _check_running(self, status: JobStatus) -> None:
         now = time.monotonic()
         if self._running_since is None:
             self._running_since = now
-        self._warn_of_time_limit(status)
+        self._warn_of_end(status)
         for worker in list(self.workers.by_rank.values()):
             if worker.lost is None and status.nodes and worker.host.name not in status.nodes:
                 state = await asyncio.to_thread(self._node_state, worker.host.name)
@@ -376,18 +408,23 @@ class SlurmHosts:
             tails = await asyncio.to_thread(self._logs_of_missing)
             self._failed = f"{self._status.describe_end()}{tails}"
 
-    def _warn_of_time_limit(self, status: JobStatus) -> None:
+    def _warn_of_end(self, status: JobStatus) -> None:
+        """Gives notice of the time limit, and of a preemption with a grace time, which both set ``end_time``."""
         before = self._spec.warn_before
+        why, what = "at its time limit", "its time limit"
+        if status.preempted_at is not None:
+            what = "a job of another partition or QOS takes its nodes"
+            before, why = math.inf, f"because {what}"
         if status.end_time is None or before == 0 or self._warned_for == status.end_time:
             return
         left = status.end_time - time.time()
         if before is None:
             before = min(DEFAULT_WARN_BEFORE, 60 * (status.time_limit or math.inf) / 2)
         if 0 < left <= before:
-            self._warned_for = status.end_time  # a limit that is raised brings another warning
+            self._warned_for = status.end_time  # another end, as of a limit that is raised, brings another warning
             clock = time.strftime("%H:%M:%S", time.localtime(status.end_time))
-            notice = f"Slurm ends job {self._job_id} at {clock}, in {_duration(left)}: its time limit"
-            self._on_ending(JobEnd(f"Slurm ends job {self._job_id} at its time limit", status.end_time, notice))
+            notice = f"Slurm ends job {self._job_id} at {clock}, in {_duration(left)}: {what}"
+            self._on_ending(JobEnd(f"Slurm ends job {self._job_id} {why}", status.end_time, notice))
         elif self._warned_for is not None and left > 0:  # else Slurm is about to end it
             self._warned_for = None
             self._on_ending(None)
@@ -408,6 +445,14 @@ class SlurmHosts:
         return self._log_tail(None) + next(filter(None, tails), "")
 
     # --- workers
+
+    def _worker_signalled(self, worker: Worker) -> None:
+        """It continues until Slurm has been asked why it got SIGTERM: see ``_poll``."""
+        worker.signalled = True
+        if self._closing or self._status.ended:  # Slurm is not asked any more
+            worker.end()
+        else:
+            self._poll_now.set()
 
     def _worker_gone(self, worker: Worker) -> None:
         if not self._closing:
@@ -452,6 +497,13 @@ class SlurmHosts:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _shut_down(connection: asyncio.StreamWriter) -> None:
+    """The other side then reads the end of the connection, also if another process has a copy of this side."""
+    if not connection.is_closing():
+        with contextlib.suppress(OSError):  # the other side has ended
+            connection.write_eof()
 
 
 async def _wait_event(event: asyncio.Event, timeout: float | None) -> None:

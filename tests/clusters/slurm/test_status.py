@@ -23,9 +23,15 @@ def number(value: int) -> dict[str, Any]:
 def test_a_running_job(new: bool) -> None:
     wrap = number if new else int
     found = status(
-        job_state=["RUNNING"] if new else "RUNNING", nodes="n[1-2]", time_limit=wrap(60), end_time=wrap(2000000000)
+        job_state=["RUNNING"] if new else "RUNNING",
+        nodes="n[1-2]",
+        time_limit=wrap(60),
+        end_time=wrap(2000000000),
+        preempt_time=wrap(0),
     )
     assert (found.state, found.nodes, found.time_limit, found.end_time) == ("RUNNING", ("n1", "n2"), 60, 2e9)
+    assert found.preempted_at is None
+    assert status(preempt_time=wrap(2000000000)).preempted_at == 2e9
     assert not found.pending
     assert not found.ended
 

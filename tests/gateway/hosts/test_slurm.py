@@ -55,6 +55,19 @@ class Cluster:
         return self.logs.get(node, "")
 
 
+class Connection:
+    """That of a worker, of which only its end matters."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write_eof(self) -> None:
+        self.ended.set()
+
+
 class Watched:
     def __init__(self, **spec: Any) -> None:
         self.cluster = Cluster()
@@ -66,7 +79,8 @@ class Watched:
 
     def connect(self, rank: int) -> Worker:
         name = f"n{rank + 1}"
-        worker = Worker(rank, Host(name=name, address=f"tcp://{name}:1", node=name))
+        connection: Any = Connection()
+        worker = Worker(rank, Host(name=name, address=f"tcp://{name}:1", node=name), connection=connection)
         self.hosts.workers.by_rank[rank] = worker
         self.hosts._wake()
         return worker
@@ -74,6 +88,12 @@ class Watched:
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await self.hosts._wait_changed(DEADLINE)
+
+    def ended(self, rank: int) -> asyncio.Event:
+        """Set when the gateway has ended the worker."""
+        connection: Any = self.hosts.workers.by_rank[rank].connection
+        ended: asyncio.Event = connection.ended
+        return ended
 
     def run(self) -> None:
         self.cluster.set("RUNNING", nodes=("n1", "n2"))
@@ -355,6 +375,92 @@ def test_the_default_in_seconds_holds_for_a_short_job_that_asks_for_it() -> None
     check(test, warn_before=DEFAULT_WARN_BEFORE)
 
 
+def test_the_workers_of_a_preempted_job_go_on_for_its_grace_time() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        end = time.time() + 60
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end, preempted_at=end - 60)
+        watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
+        found = await watched.ends.get()
+        assert found is not None
+        why = "a job of another partition or QOS takes its nodes"
+        assert (found.reason, found.at) == (f"Slurm ends job 7 because {why}", end)
+        assert found.notice.startswith("Slurm ends job 7 at ")
+        assert found.notice.endswith(why)
+        answered = watched.hosts._answered + 1  # perhaps of a poll that began before
+        await watched.until(lambda: watched.hosts._answered > answered)
+        assert not watched.ended(0).is_set()
+        watched.cluster.set("PREEMPTED", preempted_at=end - 60)
+        assert (await watched.lost.get())[2].startswith("Slurm ended job 7: PREEMPTED")
+        await watched.ended(0).wait()
+        await watched.ended(1).wait()  # whose SIGTERM may be on its way
+
+    check(test, warn_before=0)
+
+
+def test_a_worker_that_gets_sigterm_from_another_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "POLL_INTERVAL", 600.0)  # so Slurm is asked because of the signal
+
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.until(lambda: watched.hosts._answered == 1)
+        watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
+        await watched.ended(0).wait()
+        assert not watched.ended(1).is_set()
+
+    check(test)
+
+
+def test_what_slurm_said_before_a_signal_does_not_end_the_worker() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+        read = watched.cluster.status
+
+        def status() -> JobStatus | None:
+            known = read()
+            asked.release()
+            assert answered.acquire(timeout=DEADLINE)
+            return known
+
+        watched.cluster.status = status  # type: ignore[method-assign]
+        assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE)
+        watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + 60, preempted_at=time.time())
+        answered.release()  # with what was true before the signal
+        assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE)
+        assert not watched.ended(0).is_set()
+        watched.cluster.set("PREEMPTED")
+        answered.release()
+        assert await watched.ends.get() is not None
+        assert not watched.ended(0).is_set()
+        answered.release()
+        await watched.ended(0).wait()
+
+    check(test)
+
+
+def test_a_worker_that_gets_sigterm_when_slurm_is_no_longer_asked_ends_at_once() -> None:
+    async def run(state: str) -> None:
+        watched = Watched()
+        watched.connect(0)
+        watched.cluster.set(state)
+        await watched.until(lambda: watched.hosts.report().state == state)
+        if state == "RUNNING":
+            await watched.hosts.close()
+        else:
+            await watched.ended(0).wait()
+            watched.ended(0).clear()
+        watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
+        assert watched.ended(0).is_set()
+        await watched.hosts.close()
+
+    asyncio.run(run("RUNNING"))
+    asyncio.run(run("COMPLETED"))
+
+
 def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended() -> None:
     async def run(state: str, problem: Exception | None = None) -> bool:
         watched = Watched()
@@ -390,16 +496,24 @@ class Gateway:
         self.supervisor = Supervisor()
         self.changes = asyncio.Event()
         self.gone: asyncio.Queue[Worker] = asyncio.Queue()
-        self.workers = Workers(2, SECRET, self.supervisor, changed=self.changes.set, gone=self.gone.put_nowait)
+        self.signalled: asyncio.Queue[Worker] = asyncio.Queue()
+        self.workers = Workers(
+            2,
+            SECRET,
+            self.supervisor,
+            changed=self.changes.set,
+            signalled=self.signalled.put_nowait,
+            gone=self.gone.put_nowait,
+        )
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
 
     async def register(self, **facts: Any) -> tuple[dict[str, Any], asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         place = {"node": "n1", "address": "tcp://10.0.0.1:5000", "identity": ""}
         hello = {"secret": SECRET, "rank": 0, "python": "3.11.7", **place, **facts}
         writer.write(json.dumps(hello).encode() + b"\n")
-        return json.loads(await reader.readline()), writer
+        return json.loads(await self.reader.readline()), writer
 
 
 def with_gateway(test: Callable[[Gateway], Awaitable[None]]) -> None:
@@ -426,6 +540,32 @@ def test_a_worker_is_known_while_it_is_connected() -> None:
         writer.close()
         assert await gateway.gone.get() is worker
         assert not worker.connected
+
+    with_gateway(test)
+
+
+def test_a_worker_that_got_sigterm_goes_on_until_it_is_ended() -> None:
+    async def test(gateway: Gateway) -> None:
+        _, writer = await gateway.register()
+        writer.write(b'{"signal": "SIGTERM"}\n')
+        worker = await gateway.signalled.get()
+        assert worker.connected
+        worker.end()
+        assert await gateway.reader.read() == b""  # although the supervisor has a copy of the connection
+        assert worker.connected
+        writer.close()
+        assert await gateway.gone.get() is worker
+        worker.end()  # has no effect
+
+    with_gateway(test)
+
+
+def test_a_gateway_that_ends_also_ends_workers_whose_connections_the_supervisor_keeps() -> None:
+    async def test(gateway: Gateway) -> None:
+        _, writer = await gateway.register()
+        await gateway.workers.close()
+        assert await gateway.reader.read() == b""
+        writer.close()
 
     with_gateway(test)
 
@@ -480,7 +620,9 @@ def test_a_further_server_takes_the_workers_over() -> None:
         inherited = Supervisor()
         for key, kept in gateway.supervisor.kept.items():
             inherited.keep(key, kept.note, kept.descriptors)
-        successor = Workers(2, SECRET, inherited, changed=lambda: None, gone=gateway.gone.put_nowait)
+        successor = Workers(
+            2, SECRET, inherited, changed=lambda: None, signalled=lambda worker: None, gone=gateway.gone.put_nowait
+        )
         await successor.listen(socket.create_server(("127.0.0.1", 0)))
         assert {rank: (worker.connected, worker.lost) for rank, worker in successor.by_rank.items()} == {
             0: (True, None),
