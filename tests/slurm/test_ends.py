@@ -16,6 +16,8 @@ import pytest
 
 import meshgate as kt
 from meshgate import GatewayLostError, JobNotRunning, JobStartFailed, MeshgateError, SlurmJob, SupervisionError
+from meshgate.jobs.slurm.access import NodeAccess
+from meshgate_slurm.messages import JobReport, RunningSlurmJob
 from tests.slurm.actors import Trainer
 from tests.slurm.cluster import DISTURBED, NOTICED, kit, pids, queue, run, small_job
 from tests.waiting import wait_for
@@ -154,15 +156,30 @@ def test_a_node_without_power_is_lost_alone(name: str, tmp_path: Path, disturbed
 
 
 def test_a_job_whose_gateway_was_on_a_node_without_power_ends_with_the_nodes_state(
-    name: str, tmp_path: Path, disturbed_node: str
+    name: str, tmp_path: Path, disturbed_node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Usually Slurm notices the loss minutes after the driver, which asks Slurm until it has."""
+    answers: list[bool] = []  # whether the job has ended
+    ask = NodeAccess._ask_slurm
+
+    def ask_slurm(self: NodeAccess, job: RunningSlurmJob) -> JobReport:
+        report = ask(self, job)
+        answers.append(report.ended)
+        return report
+
     with small_job({"workers": 1}, name, tmp_path, on_disturbed=True, gateway_on="node") as job:
         call, _ = waiting_call(job)
+        monkeypatch.setattr(NodeAccess, "_ask_slurm", ask_slurm)
         kit("node", disturbed_node, "kill")
+        wait_for(lambda: answers, "the driver to ask about the job: nothing closes the connection")
         run("scontrol", "update", f"NodeName={disturbed_node}", "State=DOWN", "Reason=no power")
-        # nothing closes the connection: the laptop waits for the answer to a ping before it asks Slurm
+        noticed = time.monotonic()
         with pytest.raises(GatewayLostError, match=rf"Slurm ended job {job.job_id}: NODE_FAIL: a node failed"):
             call.get(timeout=2 * NOTICED)
+        print(f"the call failed {time.monotonic() - noticed:.1f} s after Slurm knew")
+        # One interrupts the attempt to connect, and the next two are at least GONE_INTERVAL apart, which is more than
+        # the session waits for another gateway (lost_after).
+        assert 1 <= answers.count(True) <= 3
         with pytest.raises(JobNotRunning, match=r"NODE_FAIL.*Call apply\(\) to submit it again"):
             job.state()
 
