@@ -126,6 +126,11 @@ class Runner:
         directory = self._directory.project / submission.directory
         environment = self._environment()
         program = submission.command[0]
+
+        def prepare() -> None:
+            limit_this_process(limits)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a gateway on a node of a Slurm job blocks SIGTERM
+
         try:
             return subprocess.Popen(
                 submission.command,
@@ -135,7 +140,7 @@ class Runner:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=lambda: limit_this_process(limits),  # noqa: PLW1509 - this process has one thread
+                preexec_fn=prepare,  # noqa: PLW1509 - this process has one thread
             )
         except FileNotFoundError as error:
             missing = f"the directory {submission.directory}" if error.filename == str(directory) else program

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_what_the_program_leaves_behind_ends_with_it(tmp_path: Path) -> None:
         wait_gone(int(night.output))
 
 
+@pytest.fixture(params=[(), (signal.SIGTERM,)], ids=["none", "SIGTERM"])
+def _blocked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The signals that the gateway blocks: on a node of a Slurm job SIGTERM."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, request.param)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("_blocked")
 def test_a_program_has_time_to_save_when_it_is_stopped(tmp_path: Path) -> None:
     program = (
         "import signal, sys\n"
