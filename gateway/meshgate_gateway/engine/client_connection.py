@@ -23,6 +23,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_wire import Header, MessageReceived, Pump, Role, Session, WireError
 from meshgate_wire.proof import PROOF_HEADER, Prover
@@ -33,20 +34,6 @@ log = logging.getLogger(__name__)
 IDLE_TIMEOUT = 60.0  # seconds; the client pings every 15
 MAX_MESSAGE = 8 * 2**20
 JOIN_LIMIT = 16 * 1024  # bytes; joining the pieces of a smaller message costs less than sending them separately
-
-
-class Traffic(Protocol):
-    """What counts the bytes on the socket; ``metrics.EngineMetrics`` does.
-
-    They are added without a call: every message passes here.
-    """
-
-    bytes_received: int
-    bytes_sent: int
-    timer: asyncio.TimerHandle | None
-
-    def changed(self) -> None:
-        """Something was counted while no ``timer`` runs that reports it."""
 
 
 class Admitter(Protocol):
@@ -62,21 +49,6 @@ class Admitter(Protocol):
         """A connection is over that was never opened."""
 
 
-class Receiver(Protocol):
-    """What an open connection reports to. All calls come from the event loop."""
-
-    @property
-    def traffic(self) -> Traffic: ...
-
-    def connection_opened(self, connection: ClientConnection) -> None: ...
-
-    def connection_data(self, connection: ClientConnection, data: bytes | bytearray | memoryview) -> None: ...
-
-    def connection_writable(self, connection: ClientConnection) -> None: ...
-
-    def connection_closed(self, connection: ClientConnection, reason: str) -> None: ...
-
-
 class ClientConnection(asyncio.Protocol):
     """One connection, also the transport of the wire's ``Pump``.
 
@@ -86,7 +58,7 @@ class ClientConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, admission: Admitter, receiver: Receiver, head: bytes, gateway: str = "", proof_key: str = ""
+        self, admission: Admitter, receiver: ClientLink, head: bytes, gateway: str = "", proof_key: str = ""
     ) -> None:
         self._admission, self._receiver, self._head = admission, receiver, head
         self._gateway, self._proof_key = gateway, proof_key
@@ -255,7 +227,7 @@ class ClientLink:
 
     def __init__(
         self,
-        traffic: Traffic,
+        traffic: EngineMetrics,
         *,
         connection_changed: Callable[[bool], object],
         flushed: Callable[[], None],
@@ -377,7 +349,7 @@ class ClientLink:
 
 
 async def serve_connection(
-    admission: Admitter, receiver: Receiver, accepted: socket.socket, head: bytes, **proof: str
+    admission: Admitter, receiver: ClientLink, accepted: socket.socket, head: bytes, **proof: str
 ) -> ClientConnection:
     """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``; with
     ``proof``, ClientConnection's ``gateway`` and ``proof_key``, so that the client knows whose response it gets."""

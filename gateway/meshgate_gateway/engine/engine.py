@@ -22,8 +22,9 @@ from meshgate_gateway.engine.code.host_agents import HostAgents
 from meshgate_gateway.engine.code.reloading import Reloading
 from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
+from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.failures import FailureReports
-from meshgate_gateway.engine.inspection import EngineMetrics, Inspection
+from meshgate_gateway.engine.inspection import Inspection
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts

@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import async_timeout
 from pydantic import BaseModel
@@ -448,19 +448,12 @@ class EndedSessions:
         self._kept = dict(gone)
 
 
-class Engine(Protocol):
-    @property
-    def pid(self) -> int: ...
-
-    def send(self, message: ControlMessage) -> bool: ...
-
-
 class Inspection:
     """Asks the engines what they know about their sessions, for ``GET /v1/status`` and ``GET /v1/output``; it changes
     none. An engine that does not answer in time is reported as such. ``engines`` are the running engines by session.
     """
 
-    def __init__(self, sessions: Sessions, engines: Mapping[str, Engine], hosts: HostProvider) -> None:
+    def __init__(self, sessions: Sessions, engines: Mapping[str, EngineProcess], hosts: HostProvider) -> None:
         self._sessions, self._engines, self._hosts = sessions, engines, hosts
         self._numbers = itertools.count(secrets.randbits(32))  # an answer to an earlier server must not be taken
         self._waiting: dict[int, tuple[list[str], asyncio.Future[str]]] = {}
@@ -497,7 +490,7 @@ class Inspection:
         if not message.more and not answer.done():
             answer.set_result("".join(parts))
 
-    async def _session(self, session: str, engine: Engine) -> SessionStatus:
+    async def _session(self, session: str, engine: EngineProcess) -> SessionStatus:
         facts = {
             "session": session,
             "owner": self._sessions.owner_of(session),
@@ -512,14 +505,14 @@ class Inspection:
             )
         return SessionStatus.model_validate({**facts, **known.model_dump()})
 
-    async def _output(self, session: str, engine: Engine, after: Mapping[str, int]) -> SessionOutput | None:
+    async def _output(self, session: str, engine: EngineProcess, after: Mapping[str, int]) -> SessionOutput | None:
         try:
             found = await self._ask(engine, "output", SessionOutput, after.get(session, 0))
         except asyncio.TimeoutError:
             return None
         return found.model_copy(update={"session": session})
 
-    async def _ask(self, engine: Engine, what: What, model: type[M], after: int = 0) -> M:
+    async def _ask(self, engine: EngineProcess, what: What, model: type[M], after: int = 0) -> M:
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[number] = ([], answer)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 
 import pytest
 
-from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
+from meshgate_gateway.control import Inspect
 from meshgate_gateway.engine import inspection as module
-from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
+from meshgate_gateway.engine.inspection import PrintedLines
 from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, Deaths, HostMesh, ProcMesh, Timeline
 from meshgate_wire.messages import Call, Detach, Done, MeshRef, OutputLine, Region, Stop, Values
 from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
-from tests.gateway.engine.fakes import async_test, until
+from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
-
-ROOT = b"a version"
 
 
 def lines(*texts: str) -> list[OutputLine]:
@@ -386,79 +383,3 @@ def test_a_page_has_a_limit_and_the_next_one_follows_it() -> None:
 def test_sizes_are_by_dimension() -> None:
     region = Region(labels=("hosts", "gpus"), offset=0, sizes=(2, 4), strides=(4, 1))
     assert module._sizes(region) == {"hosts": 2, "gpus": 4}
-
-
-@async_test
-async def test_counts_are_reported_once_and_only_if_something_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPORT_INTERVAL", 0.001)
-    reported: list[EngineCounts] = []
-    counted = EngineMetrics(reported.append)
-    counted.call_ended(0.0025, failed=False)
-    counted.call_ended(99999.0, failed=True)
-    counted.cast()
-    counted.bytes_received += 10
-    counted.bytes_sent += 20
-    counted.printed(3)
-    await until(lambda: reported)
-    (counts,) = reported
-    assert counts.calls == {"ok": 1, "failed": 1}
-    assert (counts.casts, counts.bytes_received, counts.bytes_sent, counts.lines) == (1, 10, 20, 3)
-    assert counts.call_times.buckets[CALL_BOUNDS.index(0.0025)] == 1  # bounds are inclusive, as in Prometheus
-    assert counts.call_times.buckets[-1] == 1
-    assert counts.call_times.seconds == pytest.approx(99999.0025)
-    counted.cast()
-    await until(lambda: len(reported) == 2)
-    assert reported[1].calls == {"ok": 0, "failed": 0}
-    assert sum(reported[1].call_times.buckets) == 0
-    counted.close()
-    assert len(reported) == 2
-
-
-@async_test
-async def test_what_was_counted_is_reported_at_the_end() -> None:
-    reported: list[EngineCounts] = []
-    counted = EngineMetrics(reported.append)
-    counted.cast()
-    counted.close()
-    assert reported[0].casts == 1
-
-
-@async_test
-async def test_a_sync_takes_from_its_offer_to_the_last_host_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[EngineCounts] = []
-    counted = EngineMetrics(reported.append)
-    times = iter([100.0, 100.3])
-    monkeypatch.setattr(counted, "_loop", type("Clock", (), {"time": lambda self: next(times), "call_later": _later})())
-    counted.version_offered(ROOT)
-    counted.version_ready(ROOT)
-    counted.version_ready(ROOT)  # a host that joined later
-    counted.close()
-    assert sum(reported[0].sync_times.buckets) == 1
-    assert reported[0].sync_times.seconds == pytest.approx(0.3)
-
-
-@async_test
-async def test_a_version_that_some_host_never_gets_is_not_a_sync() -> None:
-    reported: list[EngineCounts] = []
-    counted = EngineMetrics(reported.append)
-    counted.version_offered(ROOT)
-    counted.version_dropped(ROOT)
-    counted.version_ready(ROOT)
-    counted.close()
-    assert reported == []
-
-
-@async_test
-async def test_an_engine_counts_calls_until_its_end() -> None:
-    client = EngineClient()
-    reported: list[EngineCounts] = []
-    client.engine._metrics._report = reported.append
-    client.spawn_all()
-    await client.turns()
-    client.engine._metrics.cast()
-    await client.end()
-    assert reported[-1].casts == 1
-
-
-def _later(self: object, delay: float, callback: object) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(delay, callback)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.calls.batches import OPEN_CALLS, BatchedCall, Batches
-from meshgate_gateway.engine.calls.kept_values import Prepared
+from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared
 from meshgate_gateway.engine.calls.pending_calls import (
     GATHER_FAILURES,
     CallEvent,
@@ -22,6 +22,7 @@ from meshgate_gateway.engine.calls.pending_calls import (
     PendingCall,
     Response,
 )
+from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.failures import failure_of, invalid
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
@@ -45,20 +46,6 @@ class Messaging(Payloads, CallSender, Protocol):
     """What calls need of Monarch."""
 
 
-class KeptValues(Protocol):
-    """What calls need of values that stay in the cluster; ``kept_values.KeptValues``."""
-
-    async def prepare(self, header: Call, target: object, arguments: Sequence[Any]) -> Prepared | None: ...
-
-
-class CallMetrics(Protocol):
-    """What counts calls; ``metrics.EngineMetrics`` does."""
-
-    def call_ended(self, seconds: float, *, failed: bool) -> None: ...
-
-    def cast(self) -> None: ...
-
-
 class Calling:
     """The calls of a session. ``idle`` is called when the last pending call has been answered.
 
@@ -76,7 +63,7 @@ class Calling:
         send: Send,
         *,
         idle: Callable[[], None],
-        metrics: CallMetrics,
+        metrics: EngineMetrics,
         memory: ValueMemory,
         kept: KeptValues,
         unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None] = lambda procs, ranks: None,

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from meshgate_gateway.engine.calls.kept_values import KeptValues
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.interfaces import Answer, CallLater, Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.interface import CallSender, PortSender
-from meshgate_gateway.engine.objects.records import ActorMesh, Channel
+from meshgate_gateway.engine.objects.records import Channel
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopted, MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
+from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 
 MEMORY = int(os.environ.get("MESHGATE_CHANNEL_MEMORY") or 2**30)
 """Bytes of unread messages in the engine, of all channels, above which the processes that sent them wait."""
@@ -158,16 +159,6 @@ class ChannelPorts(CallSender, PortSender, Protocol):
     """What channels need of Monarch."""
 
 
-class KeptMessages(Protocol):
-    """What channels need of values that stay in the cluster; ``kept_values.KeptValues``."""
-
-    async def send(self, port: Any, buffers: Sequence[Fragments], arguments: Sequence[Any]) -> None: ...
-
-    async def deliver_cast(
-        self, mesh: ActorMesh, endpoint: str, ref: MeshRef, arguments: Sequence[Any], chosen: int | None
-    ) -> Sequence[Any]: ...
-
-
 class Channels:
     """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client. ``paused`` is
     called when a channel's port is not read because of that: from then on, ``resume`` must be called until none of them
@@ -184,7 +175,7 @@ class Channels:
         queued: Callable[[int], int],
         paused: Callable[[], object],
         start_task: StartTask,
-        kept: KeptMessages,
+        kept: KeptValues,
         notice: Callable[[str], object],
     ) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch

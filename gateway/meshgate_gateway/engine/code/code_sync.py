@@ -10,13 +10,14 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import async_timeout
 from pydantic import Field, TypeAdapter, ValidationError
 
-from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, run_until, worker_sources
+from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, HostAgents, run_until, worker_sources
+from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.failures import RequestFailed, invalid, stale_code
 from meshgate_gateway.engine.interfaces import Handler, Send
 from meshgate_gateway.engine.objects.records import HostMesh
@@ -51,34 +52,10 @@ _CLIENT_MESSAGE: TypeAdapter[SyncOffer | SyncPieces | SyncGone] = TypeAdapter(
 )
 
 
-class Agents(Protocol):
-    """What the code sync needs of the sync agents; ``host_agents.HostAgents`` documents it."""
-
-    def provide(self, hosts: HostMesh) -> None: ...
-
-    async def wait_ready(self, names: Iterable[str], root: str) -> None: ...
-
-    def host_lost(self, name: str, reason: str) -> None: ...
-
-    def host_replaced(self, name: str) -> None: ...
-
-    def process_ended(self, number: int, rank: int) -> bool: ...
-
-    async def close(self) -> None: ...
-
-
-class SyncMetrics(Protocol):
-    """What counts syncs; ``metrics.EngineMetrics`` does."""
-
-    def version_offered(self, root: bytes) -> None: ...
-
-    def version_ready(self, root: bytes) -> None: ...
-
-    def version_dropped(self, root: bytes) -> None: ...
-
-
 class MakeAgents(Protocol):
-    def __call__(self, distributor: Distributor, gateway: tuple[str, int], /, *, secret: bytes, owner: str) -> Agents:
+    def __call__(
+        self, distributor: Distributor, gateway: tuple[str, int], /, *, secret: bytes, owner: str
+    ) -> HostAgents:
         """``gateway`` is the address of the distributor, at the root of the tree of agents."""
 
 
@@ -107,14 +84,14 @@ class CodeSync:
     """The engine's side of the sync. ``host`` is the address at which agents reach this process; None: loopback."""
 
     def __init__(
-        self, objects: ObjectTable, send: Send, make_agents: MakeAgents, host: str | None, metrics: SyncMetrics
+        self, objects: ObjectTable, send: Send, make_agents: MakeAgents, host: str | None, metrics: EngineMetrics
     ) -> None:
         self._objects, self._send, self._make_agents, self._host = objects, send, make_agents, host
         self._metrics = metrics
         self.secret = secrets.token_bytes(32)
         self._owner = secrets.token_hex(8)
         self._distributor: Distributor | None = None
-        self._agents: Agents | None = None
+        self._agents: HostAgents | None = None
         self._starting: asyncio.Task[Distributor] | None = None
         self._versions: dict[bytes, _Version] = {}
         self._closing = False

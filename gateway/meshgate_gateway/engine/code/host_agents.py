@@ -21,8 +21,9 @@ from meshgate_gateway.engine.interfaces import SetUpProcess, StartTask
 from meshgate_gateway.engine.monarch.interface import CallSender, EngineActors, Slicer, Spawner, Stopper, error_text
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_sync.distribution.distributor import Distributor
 from meshgate_sync.errors import HostsBehind
-from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
+from meshgate_sync.relay.plan import GATEWAY, HostSlot
 from meshgate_wire.messages import Host
 
 log = logging.getLogger(__name__)
@@ -95,18 +96,6 @@ class AgentSpawner(Slicer, Spawner, EngineActors, CallSender, Stopper, Protocol)
     """What the agents need of Monarch."""
 
 
-class Tree(Protocol):
-    """What the agents need of the distributor, the root of the sync tree."""
-
-    def expect_hosts(self, names: Iterable[str]) -> None: ...
-
-    def add_hosts(self, hosts: Sequence[HostSlot]) -> dict[str, Routes]: ...
-
-    def restart_host(self, name: str) -> None: ...
-
-    def remove_host(self, name: str, why: str | None) -> None: ...
-
-
 class _StartFailed(Exception):
     """Agents did not come up; the message says why."""
 
@@ -151,7 +140,7 @@ class HostAgents:
     def __init__(
         self,
         monarch: AgentSpawner,
-        tree: Tree,
+        tree: Distributor,
         gateway: Address,
         *,
         attached: Callable[[HostMesh], Any],

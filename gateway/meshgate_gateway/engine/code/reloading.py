@@ -10,8 +10,9 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.pending_calls import PendingCall
 from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, run_until, worker_sources
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid, stale_code
@@ -22,14 +23,6 @@ from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Failure, MeshRef, Region, Reload, stream_of
-
-
-class Calls(Protocol):
-    """What reloading needs of ``calls.Calling``."""
-
-    def start(self, pending: PendingCall, mesh: ActorMesh, actors: Any, payload: Any, stream: int) -> None: ...
-
-    def fail(self, mesh: ActorMesh) -> None: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +46,7 @@ class Reloading:
         self,
         lookup: Lookup,
         monarch: EngineActors,
-        calls: Calls,
+        calls: Calling,
         *,
         wait_for_version: Callable[[str, Sequence[str]], Awaitable[str]],
         start_task: StartTask,

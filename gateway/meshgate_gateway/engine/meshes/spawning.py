@@ -232,18 +232,8 @@ def _spawn_failure(header: SpawnProcs, message: str, kind: Literal["actor", "sup
 # which is spawned when the client, or an actor of the session, asks for a controller for the first time.
 
 
-class RequestSpawner(Protocol):
-    """Spawns as for a message of the client."""
-
-    latest_code: tuple[str | None, tuple[str, ...]]
-
-    async def spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None: ...
-
-    async def spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None: ...
-
-
 class Controllers:
-    def __init__(self, objects: ObjectTable, monarch: ControllerActors, spawner: RequestSpawner) -> None:
+    def __init__(self, objects: ObjectTable, monarch: ControllerActors, spawner: Spawning) -> None:
         self._objects, self._monarch, self._spawner = objects, monarch, spawner
         self._starting: asyncio.Future[ActorMesh] | None = None
 

@@ -68,7 +68,7 @@ class Opened:
     def handle(self, header: object, buffers: object = VALUE) -> object:
         return self.channels.handlers()[type(header)](header, buffers)  # type: ignore[arg-type]
 
-    # as ``channels.KeptMessages``
+    # as ``KeptValues``
 
     async def send(self, port: object, buffers: object, arguments: Sequence[object]) -> None:
         self.through_processes.append((port, *arguments))

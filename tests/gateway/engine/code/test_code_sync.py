@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from meshgate_gateway.engine.code import code_sync
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, worker_sources
+from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.failures import RequestFailed
-from meshgate_gateway.engine.inspection import EngineMetrics
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_sync.distribution.distributor import Progress
