@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from meshgate_wire.fields import MAX_SENT, Region, shorten, spans_of
+from meshgate_wire.fields import MAX_SENT, Region, exception_line, shorten, spans_of
 from meshgate_wire.limits import Limits
 from meshgate_wire.message_codec import dump_header, load_header
 from meshgate_wire.messages import Failed, Failure, Fault, OutputLine
@@ -21,6 +21,46 @@ def test_a_region_has_a_size_and_a_stride_for_each_label() -> None:
 def test_ranks_that_follow_one_another_are_a_span(ranks: tuple[int, ...], spans: list[tuple[int, int]]) -> None:
     assert list(spans_of(ranks)) == spans
 
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        ("The actor failed:\n  ValueError: no\n", ""),
+        (
+            """The actor failed:
+  Traceback (most recent call last):
+    File "a.py", line 1, in f
+      g()
+    File "a.py", line 2, in g
+      h()
+
+  RuntimeError: CUDA error: device-side assert triggered
+  Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+""",
+            "RuntimeError: CUDA error: device-side assert triggered",
+        ),
+        (
+            """The actor failed:
+    + Exception Group Traceback (most recent call last):
+    |   File "a.py", line 1, in f
+    |     raise group
+    | ExceptionGroup: many (2 sub-exceptions)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "a.py", line 2, in g
+      |     raise inner
+      | ValueError: inner
+      +---------------- 2 ----------------
+      | KeyError: 'b'
+      +------------------------------------
+""",
+            "ExceptionGroup: many (2 sub-exceptions)",
+        ),
+        ('Traceback:\n  File "a.py", line 1, in f\n    g()', ""),
+    ],
+)
+def test_the_exception_of_a_report_is_the_first_line_after_its_traceback(report: str, line: str) -> None:
+    assert exception_line(report) == line
 
 LONG = "first line\n" + "x" * 1_000_000 + "\nlast line"
 

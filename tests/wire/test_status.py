@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from meshgate_wire.status import EndedRanks, MeshStatus, RunStatus, SessionStatus, exception_line
+from meshgate_wire.status import EndedRanks, MeshStatus, RunStatus, SessionStatus
 
 
 def mesh(**facts: object) -> MeshStatus:
@@ -30,47 +28,6 @@ def test_reports_of_an_older_gateway_are_grouped_and_those_that_the_program_stop
         ([0, 1, 2, 3, 7], "stopped by the program", True),
         ([5, 6], "no", False),
     ]
-
-
-@pytest.mark.parametrize(
-    ("report", "line"),
-    [
-        ("The actor failed:\n  ValueError: no\n", "ValueError: no"),
-        (
-            """The actor failed:
-  Traceback (most recent call last):
-    File "a.py", line 1, in f
-      g()
-    File "a.py", line 2, in g
-      h()
-
-  RuntimeError: CUDA error: device-side assert triggered
-  Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
-""",
-            "RuntimeError: CUDA error: device-side assert triggered",
-        ),
-        (
-            """The actor failed:
-    + Exception Group Traceback (most recent call last):
-    |   File "a.py", line 1, in f
-    |     raise group
-    | ExceptionGroup: many (2 sub-exceptions)
-    +-+---------------- 1 ----------------
-      | Traceback (most recent call last):
-      |   File "a.py", line 2, in g
-      |     raise inner
-      | ValueError: inner
-      +---------------- 2 ----------------
-      | KeyError: 'b'
-      +------------------------------------
-""",
-            "ExceptionGroup: many (2 sub-exceptions)",
-        ),
-        ('Traceback:\n  File "a.py", line 1, in f\n    g()', "g()"),
-    ],
-)
-def test_the_exception_of_a_report_is_its_first_line(report: str, line: str) -> None:
-    assert exception_line(report) == line
 
 
 def test_a_newer_gateway_says_more_than_this_client_reads() -> None:

@@ -85,6 +85,22 @@ def spans_of(ranks: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield sequence[0], sequence[-1]
 
 
+def exception_line(report: str) -> str:
+    """The first line of the exception that ``report`` has an outermost traceback of, the last one; empty if it has
+    none. Of an exception group, that is its own."""
+    lines = report.rstrip().split("\n")
+    frames = [(-_indent(line), at) for at, line in enumerate(lines) if line.lstrip(" |").startswith('File "')]
+    if not frames:
+        return ""
+    outermost, last = max(frames)
+    after = (line for line in lines[last + 1 :] if line.strip(" |") and _indent(line) < -outermost)
+    return next(after, "").strip(" |")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" |"))  # the lines of a group begin with bars
+
+
 class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .fields import Spans
+from .fields import Spans, exception_line
 
 HostState: TypeAlias = Literal["ready", "missing"]
 RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost"]
@@ -100,22 +100,6 @@ STOPPED = "stopped by the program"
 _WAS_STOPPED = re.compile(r"mesh (['\"]).*\1 was stopped: ")  # begins the report of an older gateway
 
 
-def exception_line(report: str) -> str:
-    """The first line of the exception that ``report`` ends with a traceback of, or else the last line. Of an exception
-    group, that is its own."""
-    lines = report.rstrip().split("\n")
-    frames = [(-_indent(line), at) for at, line in enumerate(lines) if line.lstrip(" |").startswith('File "')]
-    if frames:
-        outermost, last = max(frames)
-        after = (line for line in lines[last + 1 :] if line.strip(" |") and _indent(line) < -outermost)
-        return next(after, lines[-1]).strip(" |")
-    return lines[-1].strip()
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" |"))  # the lines of a group begin with bars
-
-
 class EndedRanks(_Model):
     """Ranks of a mesh that ended for the same reason."""
 
@@ -159,7 +143,8 @@ class MeshStatus(_Model):
         groups: dict[tuple[str, bool], list[int]] = {}
         for rank, report in self.dead.items():
             stopped = _WAS_STOPPED.match(report) is not None
-            groups.setdefault((STOPPED if stopped else exception_line(report), stopped), []).append(rank)
+            line = exception_line(report) or report.rstrip().rpartition("\n")[2].strip()
+            groups.setdefault((STOPPED if stopped else line, stopped), []).append(rank)
         return tuple(
             EndedRanks(ranks=tuple((rank, rank) for rank in sorted(ranks)), reason=reason, stopped=stopped)
             for (reason, stopped), ranks in groups.items()

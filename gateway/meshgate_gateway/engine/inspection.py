@@ -31,7 +31,7 @@ from meshgate_gateway.engine.objects.records import (
 )
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_processes.identity import exit_text
-from meshgate_wire.fields import shorten, spans_of
+from meshgate_wire.fields import exception_line, shorten, spans_of
 from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
     STOPPED,
@@ -45,7 +45,6 @@ from meshgate_wire.status import (
     RankReply,
     SessionOutput,
     Straggler,
-    exception_line,
 )
 
 MAX_KEPT = 4 * 2**20  # characters of output that are kept
@@ -281,7 +280,7 @@ def _reason(report: str, code: int | None, host_reason: str) -> str:
         reason = "its process ended (exit code unknown)"
     else:
         lines = _RANK.sub("", report).strip().split("\n")
-        reason = " ".join(lines) if len(lines) < 3 else exception_line(report)
+        reason = " ".join(lines) if len(lines) < 3 else exception_line(report) or lines[-1].strip()
     return _one_line(reason if not host_reason or host_reason in reason else f"{reason}; its host: {host_reason}")
 
 

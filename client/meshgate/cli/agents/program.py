@@ -13,7 +13,7 @@ from types import CodeType, TracebackType
 from meshgate.caller import theirs
 from meshgate.cli.models import ErrorGroup, ErrorReport
 from meshgate.errors import ActorError, MeshgateError
-from meshgate.session.errors.failures import exception_line, readable_report
+from meshgate.session.errors.failures import headline, readable_report
 
 BOOTSTRAP = f"exec(__import__({__name__!r}, fromlist=['prepare']).prepare(*__import__('sys').argv[1:]))"
 
@@ -47,7 +47,7 @@ def error_report(error: BaseException) -> ErrorReport:
         ErrorGroup(
             ranks=list(kind.ranks),
             count=kind.count,
-            message=exception_line(kind.exception_formatted) or kind.message,
+            message=headline(kind),
             traceback=readable_report(kind.exception_formatted),
         )
         for kind in error.kinds

@@ -34,6 +34,7 @@ from meshgate.errors import (
 from meshgate.serialization.unpickling import RemoteException
 from meshgate.session.objects import ObjectTable
 from meshgate_wire import messages
+from meshgate_wire.fields import exception_line
 
 _SNAPSHOT = re.compile(r'File "[^"\n]*/snapshots/[0-9a-f]{64}/')
 _INTERNAL_FILES = "|".join(
@@ -52,8 +53,6 @@ _TRACEBACK_START = re.compile(
     r"(?P<more>(?P=indent)File )?",
     re.MULTILINE,
 )
-_BEFORE_EXCEPTION = re.compile(r"^(?:  (?:\|   )?File |Traceback).*$", re.MULTILINE)
-_EXCEPTION = re.compile(r"^(?:  \| )?(?P<line>[^\s|+].*)$", re.MULTILINE)
 _PICKLES_RESULT = re.compile(r'Traceback [^\n]*\n *File "[^"\n]*/cloudpickle/')
 _POISONED = "Cannot spawn new actors on mesh with supervision events"
 _FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
@@ -82,13 +81,6 @@ def readable_report(text: str) -> str:
     if _POISONED in text:
         report += "\nAn actor failed in these processes, so Monarch spawns no others in them: spawn new processes"
     return report
-
-
-def exception_line(formatted: str) -> str:
-    """The line of a formatted exception that has its type and the first line of its message; "" if there is none."""
-    start = max((before.end() for before in _BEFORE_EXCEPTION.finditer(formatted)), default=0)
-    found = _EXCEPTION.search(formatted, start)
-    return found["line"] if found is not None else ""
 
 
 def result_unpicklable(report: str) -> bool:
@@ -263,7 +255,7 @@ def _report(error: ActorError, unanswered: int) -> str:
         kind = error.kinds[0]
         names_rank = error.host or (error.ranks and error.total > 1)
         where = f" on {_where(kind.ranks, error.hosts)}" if names_rank else ""
-        return f"{called} failed{where}{late}: {_headline(kind)}\n{_traceback(kind)}".rstrip()
+        return f"{called} failed{where}{late}: {headline(kind)}\n{_traceback(kind)}".rstrip()
     sent = sum(kind.sent for kind in error.kinds)
     distinct = "1 error" if sent <= 1 else f"{sent} distinct errors"
     distinct += "" if sent == len(error.kinds) else " or more"
@@ -297,7 +289,7 @@ def _kind_text(kind: ErrorKind, hosts: Mapping[int, str]) -> str:
     more = f" and {kind.count - len(kind.ranks)} more" if kind.ranks and kind.count > len(kind.ranks) else ""
     traceback = textwrap.indent(_traceback(kind), "  ")
     varied = " (other ranks' messages differ in detail)" if kind.varied else ""
-    return f"\n{where}{more}: {_headline(kind)}{varied}\n{traceback}".rstrip()
+    return f"\n{where}{more}: {headline(kind)}{varied}\n{traceback}".rstrip()
 
 
 def _where(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
@@ -306,8 +298,12 @@ def _where(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     return f"{ranks_text(ranks)} ({', '.join(shown)})" if names else ranks_text(ranks)
 
 
-def _headline(kind: ErrorKind) -> str:
-    return exception_line(kind.exception_formatted) or kind.message
+def headline(kind: ErrorKind) -> str:
+    """The line of the exception with its type and the first line of its message. One that was never raised has no
+    traceback, and begins with it."""
+    formatted = kind.exception_formatted
+    lines = (line for line in formatted.splitlines() if line.strip() and not line.startswith((" ", "Traceback")))
+    return exception_line(formatted) or next(lines, kind.message)
 
 
 def _traceback(kind: ErrorKind) -> str:

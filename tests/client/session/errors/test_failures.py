@@ -13,6 +13,7 @@ from meshgate.actors.api import MonarchActorError
 from meshgate.errors import (
     ActorError,
     BootstrapFailed,
+    ErrorKind,
     GatewayFault,
     InvalidRequestError,
     MeshFailure,
@@ -23,9 +24,9 @@ from meshgate.errors import (
 from meshgate.serialization.unpickling import RemoteException
 from meshgate.session.errors.failures import (
     dependency_failure,
-    exception_line,
     failure_of_fault,
     from_failure,
+    headline,
     raise_site,
     readable_report,
     result_unpicklable,
@@ -431,14 +432,14 @@ def test_snapshot_paths_do_not_distinguish_errors() -> None:
     assert len(places) == 1
 
 
-class TestExceptionLine:
+class TestHeadline:
     def test_it_is_the_first_line_of_a_message_of_several(self) -> None:
-        assert exception_line(formatted(ValueError("first\nsecond\n  third"))) == "ValueError: first"
+        assert headline(kind_of(formatted(ValueError("first\nsecond\n  third")))) == "ValueError: first"
 
     def test_it_is_that_of_the_last_exception_of_a_chain(self) -> None:
         error = ValueError("b")
         error.__cause__ = KeyError("a")
-        assert exception_line(formatted(error)) == "ValueError: b"
+        assert headline(kind_of(formatted(error))) == "ValueError: b"
 
     @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in Python 3.11")
     def test_it_is_that_of_an_exception_group_itself(self) -> None:
@@ -447,11 +448,16 @@ class TestExceptionLine:
             raise inner
         except ValueError:
             group = ExceptionGroup("many", [inner, KeyError("b")])  # type: ignore[name-defined, unused-ignore]  # noqa: F821
-        assert exception_line(formatted(group)) == "ExceptionGroup: many (2 sub-exceptions)"
+        assert headline(kind_of(formatted(group))) == "ExceptionGroup: many (2 sub-exceptions)"
 
     def test_a_text_without_frames_is_its_own_first_line(self) -> None:
-        assert exception_line("ValueError: a\nb") == "ValueError: a"
-        assert exception_line("") == ""
+        assert headline(kind_of("ValueError: a\nb")) == "ValueError: a"
+        assert headline(kind_of("Traceback\nModuleNotFoundError: a")) == "ModuleNotFoundError: a"
+        assert headline(kind_of("")) == "the message"
+
+
+def kind_of(formatted: str) -> ErrorKind:
+    return ErrorKind((0,), 1, None, "the message", formatted)
 
 
 def formatted(error: Exception) -> str:
