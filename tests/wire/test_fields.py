@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from meshgate_wire.fields import MAX_SENT, Region, exception_line, shorten, spans_of
+from meshgate_wire.fields import MAX_SENT, Region, exception_line, first_problem, shorten, spans_of
 from meshgate_wire.limits import Limits
 from meshgate_wire.message_codec import dump_header, load_header
 from meshgate_wire.messages import Failed, Failure, Fault, OutputLine
@@ -61,6 +61,25 @@ def test_ranks_that_follow_one_another_are_a_span(ranks: tuple[int, ...], spans:
 )
 def test_the_exception_of_a_report_is_the_first_line_after_its_traceback(report: str, line: str) -> None:
     assert exception_line(report) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"labels": [], "sizes": ["a secret"], "strides": []}', "offset: Field required"),
+        (
+            '{"labels": [], "offset": 0, "sizes": ["a secret"], "strides": []}',
+            "sizes.0: Input should be a valid integer",
+        ),
+        ("{", "Invalid JSON: "),
+    ],
+)
+def test_the_first_problem_names_the_field_but_not_its_value(text: str, problem: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Region.model_validate_json(text)
+    assert first_problem(raised.value).startswith(problem)
+    assert "secret" not in first_problem(raised.value)
+
 
 LONG = "first line\n" + "x" * 1_000_000 + "\nlast line"
 

@@ -12,7 +12,16 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 MAX_SENT = 65_536  # characters; JSON takes up to six bytes for one, and a header of 1 MiB holds two such texts
 MAX_SENT_NAMES = 131_072  # bytes of JSON
@@ -99,6 +108,13 @@ def exception_line(report: str) -> str:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" |"))  # the lines of a group begin with bars
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first invalid field, and what is wrong with it. It has no value of a field: those may be secret."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 class Model(BaseModel):

@@ -14,6 +14,7 @@ from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 from meshgate_kubernetes.manifests.spec import JobName, JobSpec, Namespace
 from meshgate_kubernetes.status.readiness import Progress
+from meshgate_wire.fields import first_problem
 
 MAX_MESSAGE = 1 << 20
 
@@ -92,8 +93,7 @@ class RequestRejected(_Model):
 def rejection(error: ValidationError | KubernetesError) -> RequestRejected:
     """The reply to an invalid or failed request."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return RequestRejected(reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return RequestRejected(reason=first_problem(error))
     return RequestRejected(reason=str(error), missing=isinstance(error, NotFound))
 
 

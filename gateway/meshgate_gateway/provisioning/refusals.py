@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from meshgate_gateway.http.auth import Denied
+from meshgate_wire.fields import first_problem
 
 PolicyT = TypeVar("PolicyT", bound=BaseModel)
 
@@ -34,12 +35,6 @@ def read_policy_file(path: Path, kind: type[PolicyT]) -> PolicyT:
         raise ValueError(f"cannot read the policy {path}: {error}") from None
     except ValidationError as error:
         raise ValueError(f"invalid policy {path}: {first_problem(error)}") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first invalid field, and what is wrong with it. It has no value of a field: those may be secret."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def matches(value: str, patterns: tuple[str, ...]) -> bool:

@@ -40,7 +40,7 @@ from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket, forward_bytes
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.conversations import Conversations
-from meshgate_gateway.provisioning.refusals import at_limit, busy, first_problem, job_not_allowed
+from meshgate_gateway.provisioning.refusals import at_limit, busy, job_not_allowed
 from meshgate_gateway.provisioning.slurm_policy import (
     DEFAULT_PYTHON,
     Caller,
@@ -64,6 +64,7 @@ from meshgate_slurm.messages import (
     StartRequest,
     parse_request,
 )
+from meshgate_wire.fields import first_problem
 
 log = EventLog()
 

@@ -31,6 +31,7 @@ from meshgate_gateway.logs import EventLog
 from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_output
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
+from meshgate_wire.fields import first_problem
 from meshgate_wire.status import RUN_NAME, RunOutput, Runs, RunStatus, StopRequest, Submission
 
 log = EventLog()
@@ -154,9 +155,7 @@ class Service:
         try:
             submission = Submission.model_validate_json(request.body)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"invalid submission: {where}: {first['msg']}") from None
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"invalid submission: {first_problem(error)}") from None
         audited = partial(audit, "submit run", origin, caller=caller.caller, run=submission.name, **self._job)
         end = self._ends.get(submission.name)
         if end is not None and not self._status_of(RunDirectory(self._home() / submission.name)).live:
