@@ -37,6 +37,17 @@ TESTED_ELSEWHERE = {
 """Modules that only work with Monarch's processes or with Slurm, and the tests that run them there."""
 
 
+_FOR_TYPE_CHECKERS = "proxies/static_types.py is what type checkers see of the class in actors/standins.py"
+ONE_NAME = {
+    "Actor": _FOR_TYPE_CHECKERS,
+    "Endpoint": _FOR_TYPE_CHECKERS,
+    "EndpointProperty": _FOR_TYPE_CHECKERS,
+    "Client": "each supported release of Monarch has a module with this class, which the engine chooses by its version",
+    "Response": "to an HTTP request, and to a call of an endpoint: no module knows both",
+}
+"""Names that two classes of a package may have, and why."""
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -102,6 +113,26 @@ def test_only_public_pages_and_modules_that_export_again_have_all(folder: Path) 
         if path.name != "__init__.py" and name_of(path) not in LIST_THEIR_NAMES and lists_only_its_own(path)
     ]
     assert not needless, f"{name_of(folder)}: mypy needs no __all__ in {needless}: delete it"
+
+
+def doubles_in(package: str) -> dict[str, list[str]]:
+    """The public names that several classes of the package have, with their modules."""
+    modules: dict[str, list[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(name_of(path))
+    return {name: found for name, found in modules.items() if len(found) > 1}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_two_classes_of_a_package_have_one_name(package: str) -> None:
+    doubles = {name: modules for name, modules in doubles_in(package).items() if name not in ONE_NAME}
+    assert not doubles, f"rename all but one of each: a name that is searched for must lead to one class: {doubles}"
+
+
+def test_names_that_two_classes_may_have_are_needed() -> None:
+    assert ONE_NAME.keys() <= {name for package in PACKAGES for name in doubles_in(package)}
 
 
 def modules_to_test(folder: Path) -> list[Path]:

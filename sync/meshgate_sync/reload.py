@@ -228,7 +228,7 @@ RELOAD_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReloadPlan:
     """A reload to the snapshot ``path``. ``current``: the modules loaded from other versions, with their files there.
     ``new``: those that this version has, with their files here. ``to_reload`` have been compiled."""
 
@@ -269,7 +269,7 @@ class Plan:
         return assigned(self.current[name]) - assigned(self.new[name])
 
 
-def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) -> Plan:
+def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) -> ReloadPlan:
     """Plans the move of this process from the snapshots ``before`` to the one at ``path``. Changes nothing.
 
     A process that was started before the first sync has no snapshots: its modules are those that the version has in
@@ -297,7 +297,7 @@ def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) 
     to_reload = [name for name in affected(modules, [*differ, *parts, *vanished]) if name in new]
     for name in to_reload:
         importlib.machinery.SourceFileLoader(name, new[name]).get_code(name)  # cached for all processes of the host
-    return Plan(path, current, new, to_reload, vanished)
+    return ReloadPlan(path, current, new, to_reload, vanished)
 
 
 def modules_from(modules: Mapping[str, ModuleType], before: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshgate_gateway.child_process import Process, start_process
-from meshgate_gateway.supervisor.supervisor import Kept, Note, command_with_descriptors
+from meshgate_gateway.supervisor.supervisor import KeptDescriptors, Note, command_with_descriptors
 
 
 class UnsupervisedProcess:
@@ -42,7 +42,7 @@ class Unsupervised:
 
     def __init__(self) -> None:
         self.supervisor_pid = os.getpid()
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptDescriptors] = {}
         self.children: dict[str, Any] = {}
 
     def start(
@@ -60,7 +60,7 @@ class Unsupervised:
 
     def keep(self, key: str, note: Note, descriptors: Sequence[int] = ()) -> None:
         self.drop(key)
-        self.kept[key] = Kept(note, [os.dup(descriptor) for descriptor in descriptors])
+        self.kept[key] = KeptDescriptors(note, [os.dup(descriptor) for descriptor in descriptors])
 
     def drop(self, key: str) -> None:
         if kept := self.kept.pop(key, None):

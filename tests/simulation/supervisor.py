@@ -16,7 +16,7 @@ from meshgate_gateway import gateway
 from meshgate_gateway.engine import __main__ as engine_program
 from meshgate_gateway.settings import Settings
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
-from meshgate_gateway.supervisor.supervisor import Kept, Note
+from meshgate_gateway.supervisor.supervisor import KeptDescriptors, Note
 from tests.simulation.processes import Process, World
 
 FIRST_PID = 1 << 30  # of no real process
@@ -49,7 +49,7 @@ class Supervisor:
     _listener: socket.socket = field(init=False)
     _children: dict[str, _Child] = field(default_factory=dict)
     _forgotten: list[Process] = field(default_factory=list)
-    _kept: dict[str, Kept] = field(default_factory=dict)
+    _kept: dict[str, KeptDescriptors] = field(default_factory=dict)
     _pids: int = FIRST_PID
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Supervisor:
         if kind in ("keep", "drop"):
             self._drop(key)
             if kind == "keep":
-                self._kept[key] = Kept(dict(facts["note"]), [os.dup(each) for each in descriptors])  # type: ignore[call-overload]
+                self._kept[key] = KeptDescriptors(dict(facts["note"]), [os.dup(each) for each in descriptors])  # type: ignore[call-overload]
         elif child is None:
             return
         elif kind == "annotate":
@@ -137,7 +137,7 @@ class Supervisor:
         if child.exit_code is None:
             os.close(child.status_writer)
 
-    def inheritance(self, link: SupervisorLink) -> tuple[dict[str, SupervisedProcess], dict[str, Kept]]:
+    def inheritance(self, link: SupervisorLink) -> tuple[dict[str, SupervisedProcess], dict[str, KeptDescriptors]]:
         """What a new server starts with."""
         children = {}
         for key, child in self._children.items():
@@ -146,7 +146,7 @@ class Supervisor:
             process.kept = [os.dup(each) for each in child.kept]
             children[key] = process
         return children, {
-            key: Kept(kept.note, [os.dup(d) for d in kept.descriptors]) for key, kept in self._kept.items()
+            key: KeptDescriptors(kept.note, [os.dup(d) for d in kept.descriptors]) for key, kept in self._kept.items()
         }
 
 

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from meshgate import __version__
-from meshgate.cli.console import Commands
+from meshgate.cli.console import CommandGroup
 from meshgate.suggestions import did_you_mean
 
 
@@ -77,7 +77,7 @@ class _Subcommand(TyperCommand):
         return COMMANDS[self.name].load(self.name).make_context(info_name, args, parent, **extra)
 
 
-class _Subcommands(Commands):
+class _Subcommands(CommandGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 

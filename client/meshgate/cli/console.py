@@ -39,7 +39,7 @@ Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="A vari
 Workdir = Annotated[str | None, typer.Option("--workdir", help="The directory in which it runs.")]
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands: turns meshgate's errors into a message and an exit code.
 
     SIGTERM, and the SIGHUP of a terminal that is closed, end a command as Ctrl-C does: it closes its session, and with

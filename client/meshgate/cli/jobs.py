@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from meshgate.cli.console import AsJson, Namespace, age_text, emit, fail, meshes_text, new_table
-from meshgate.cli.models import Ended, Event, JobRow, Jobs, Leftover, Leftovers
+from meshgate.cli.models import ClusterEvent, Ended, JobRow, Jobs, Leftover, Leftovers
 from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.jobs import registry
 from meshgate_processes.marks import end_processes
@@ -297,7 +297,7 @@ def _kill_in_cluster(names: list[str], namespace: str, *, all_jobs: bool, report
     return Ended(ended=ended)
 
 
-def objects_and_events(name: str, namespace: str) -> tuple[list[str], list[Event]]:
+def objects_and_events(name: str, namespace: str) -> tuple[list[str], list[ClusterEvent]]:
     """The objects of the job as ``kind/name``, and what the cluster reported about them last; nothing without a
     kubeconfig, behind a provisioning gateway."""
     if behind_a_gateway(namespace):
@@ -313,7 +313,7 @@ def behind_a_gateway(namespace: str) -> bool:
     return isinstance(KubernetesJob(namespace=namespace)._provider(), RemoteGateway)
 
 
-def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[Event]]:
+def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[ClusterEvent]]:
     from meshgate_kubernetes.manifests.names import JOB_LABEL  # noqa: PLC0415
 
     objects = [
@@ -323,7 +323,7 @@ def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[
     ]
     names = {known.partition("/")[2] for known in objects}
     events = [
-        Event(
+        ClusterEvent(
             object=f"{found['involvedObject']['kind']}/{found['involvedObject']['name']}",
             reason=found.get("reason") or "",
             message=found.get("message") or "",

@@ -57,7 +57,7 @@ class Ended(Result):
     ended: list[str] = Field(description="the ids of the jobs, or of the session, that were ended")
 
 
-class Event(Result):
+class ClusterEvent(Result):
     """An event of the cluster about an object of the job."""
 
     object: str
@@ -97,7 +97,7 @@ class CommandOutcome(Result):
     error: str = Field(description="why it could not be started, or how the host was lost")
 
 
-class Executed(Result):
+class CommandOutcomes(Result):
     """``meshgate exec``"""
 
     returncode: int = Field(description="the highest")

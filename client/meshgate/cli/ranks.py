@@ -33,7 +33,7 @@ from meshgate.cli.console import (
 from meshgate.cli.models import (
     KEPT,
     CommandOutcome,
-    Executed,
+    CommandOutcomes,
     LateRank,
     ProcessReport,
     Pull,
@@ -159,7 +159,7 @@ def run_command(
         timeout=timeout,
     )
     results = [CommandOutcome.model_validate(result, from_attributes=True) for result in executed]
-    emit(Executed(returncode=executed.returncode, results=results), as_json, lambda console: None)
+    emit(CommandOutcomes(returncode=executed.returncode, results=results), as_json, lambda console: None)
     raise typer.Exit(executed.returncode)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from meshgate.cli.console import fail
 from meshgate.cli.doctor import Diagnosis
 from meshgate.cli.logs import LogLine
-from meshgate.cli.models import Called, Ended, Executed, Jobs, Leftovers, Pull, Ran, StackGroups, Sync, Top
+from meshgate.cli.models import Called, CommandOutcomes, Ended, Jobs, Leftovers, Pull, Ran, StackGroups, Sync, Top
 from meshgate.cli.ranks import Why
 from meshgate.cli.status import Description, Sessions
 from meshgate_wire.status import JobStatus, Runs, RunStatus
@@ -28,7 +28,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "stop": RunStatus,
     "sync": Sync,
     "pull": Pull,
-    "exec": Executed,
+    "exec": CommandOutcomes,
     "stacks": StackGroups,
     "why": Why,
     "top": Top,

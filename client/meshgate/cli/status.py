@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from meshgate.cli import jobs
 from meshgate.cli.console import AsJson, Job, Namespace, age_text, emit, meshes_text, new_table
-from meshgate.cli.models import Event, JobRow, LateRank, LostRanks, Result
+from meshgate.cli.models import ClusterEvent, JobRow, LateRank, LostRanks, Result
 from meshgate.errors import ranks_text
 from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
@@ -35,7 +35,7 @@ class Description(Result):
     gateway: str = Field(description="how the gateway is reached")
     log: str = Field(default="", description="the file of the gateway's log, on this machine")
     objects: list[str] = Field(default=[], description="kind/name of each object, in a cluster")
-    events: list[Event] = Field(default=[], description="recent events, in a cluster")
+    events: list[ClusterEvent] = Field(default=[], description="recent events, in a cluster")
     status: JobStatus
 
 

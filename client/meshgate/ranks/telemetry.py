@@ -146,7 +146,7 @@ class Telemetry:
         self._server = self._client = None
 
 
-class Access:
+class TelemetryAccess:
     """Decides which requests are passed on. ``url`` has the secret that lets its holder read the telemetry.
 
     The page's links and requests have absolute paths, without the secret; a browser names the page in ``Referer``, with
@@ -192,7 +192,7 @@ class DashboardServer(http.server.ThreadingHTTPServer):
                 "Choose another one: enable_telemetry(dashboard_port=…)"
             ) from error
         self.client = client
-        self.access = Access(self.server_port)
+        self.access = TelemetryAccess(self.server_port)
         self._thread = threading.Thread(target=self.serve_forever, name="meshgate-telemetry", daemon=True)
         self._thread.start()
 

@@ -108,7 +108,7 @@ class Extent(Mapping[str, int]):
     @staticmethod
     def from_bytes(data: bytes) -> Extent:
         """Decodes the bytes in which Monarch pickles an extent."""
-        reader = Reader(data)
+        reader = Decoder(data)
         extent = Extent(reader.strings(), reader.integers())
         reader.end()
         return extent
@@ -188,7 +188,7 @@ class Point(Mapping[str, int]):
     @staticmethod
     def from_bytes(data: bytes) -> Point:
         """Decodes the bytes in which Monarch pickles a point."""
-        return Point(Reader(data).integer(), Extent.from_bytes(data[8:]))
+        return Point(Decoder(data).integer(), Extent.from_bytes(data[8:]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Point, (self._rank, self._extent)
@@ -214,7 +214,7 @@ class _Labelled:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Decodes the bytes in which Monarch pickles a region or a shape."""
-        reader = Reader(data)
+        reader = Decoder(data)
         labels, offset = reader.strings(), reader.integer()
         ranks = Slice.unchecked(offset, tuple(reader.integers()), tuple(reader.integers()))
         reader.end()
@@ -371,7 +371,7 @@ def _without(values: list[Any], position: int) -> list[Any]:
 # UTF-8.
 
 
-class Reader:
+class Decoder:
     """Decodes values one after the other. Raises ``ValueError`` if the data is truncated or has trailing bytes."""
 
     def __init__(self, data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from meshgate.shapes.shape import Extent, Point, Region
-from meshgate.testing.fake_process import FakeMesh, FakeProcess, Message, PendingCall, unpickle
+from meshgate.testing.fake_process import FakeCall, FakeMesh, FakeProcess, Message, unpickle
 from meshgate.testing.wire_server import ServerSession, WireServer
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
@@ -55,7 +55,7 @@ class _Session(ServerSession):
     def __init__(self, server: WireServer) -> None:
         super().__init__(server)
         self.meshes: dict[int, FakeMesh] = {}
-        self.pending: list[PendingCall] = []
+        self.pending: list[FakeCall] = []
 
 
 class _Port:
@@ -312,7 +312,7 @@ class FakeGateway(WireServer):
         def send(answer: Any, *data: bytes) -> None:
             session.send(answer, *data, stream=stream)
 
-        pending = PendingCall(header, mesh, ranks, send)
+        pending = FakeCall(header, mesh, ranks, send)
         session.pending.append(pending)
         if mesh.failure is not None:
             pending.fail(mesh.failure)
@@ -328,7 +328,7 @@ class FakeGateway(WireServer):
                 self._replying(session, pending, region.as_shape().extent),
             )
 
-    def _replying(self, session: _Session, pending: PendingCall, extent: Extent) -> Callable[[int, bytes, bool], None]:
+    def _replying(self, session: _Session, pending: FakeCall, extent: Extent) -> Callable[[int, bytes, bool], None]:
         """Passes a reply to ``pending``, from any thread. An exception of a broadcast ends its actor."""
 
         def report(position: int, data: bytes, is_error: bool) -> None:

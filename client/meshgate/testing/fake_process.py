@@ -350,7 +350,7 @@ class FakeMesh:
 
 
 @dataclass(slots=True)
-class PendingCall:
+class FakeCall:
     """A call and the replies so far, by position in the target."""
 
     header: Call

@@ -57,7 +57,7 @@ SUBPROTOCOL = "meshgate-ui"
 """Pages offer it and, as a second one, their secret: scripts can set no other header of a websocket."""
 
 
-class Source(Protocol):
+class WatchedJob(Protocol):
     """A running job."""
 
     def status(self) -> JobStatus: ...
@@ -129,7 +129,7 @@ class Feed:
 
     def __init__(
         self,
-        source: Source,
+        source: WatchedJob,
         title: str,
         read_stack: Callable[[StackRequest], str],
         open_meter: Callable[[], contextlib.AbstractContextManager[Meter]],
@@ -279,7 +279,7 @@ class Refused:
 Decision: TypeAlias = Refused | Literal["page", "live"]
 
 
-class Access:
+class PageAccess:
     """``port`` is that of the server. ``secret`` is what a page that was let in sends from then on."""
 
     def __init__(self, port: int) -> None:
@@ -322,7 +322,7 @@ async def run_page(feed: Feed, port: int, started: Callable[[str], object]) -> N
         server.live, "127.0.0.1", port, process_request=server.answer, compression=None, subprotocols=protocols
     )
     async with listen as listening:
-        server.access = Access(next(iter(listening.sockets)).getsockname()[1])
+        server.access = PageAccess(next(iter(listening.sockets)).getsockname()[1])
         started(server.access.url)
         try:
             await server.poll()
@@ -333,7 +333,7 @@ async def run_page(feed: Feed, port: int, started: Callable[[str], object]) -> N
 class PageServer:
     """``access`` is set before the first request is answered."""
 
-    access: Access
+    access: PageAccess
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed

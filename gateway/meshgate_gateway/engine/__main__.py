@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # until EngineProcess.run: imports leave no garbage, and to look for it takes a tenth of their time
+    gc.disable()  # until EngineMain.run: imports leave no garbage, and to look for it takes a tenth of their time
 
 import argparse
 import asyncio
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 END_TIMEOUT = 6.0
 
 
-class EngineProcess:
+class EngineMain:
     """The engine and its control channel to the server."""
 
     def __init__(self, control: ControlChannel, host: str | None, output_log: OutputLog | None) -> None:
@@ -192,7 +192,7 @@ class EngineProcess:
 async def serve(control_fd: int, host: str | None, output_fd: int | None) -> None:
     control = ControlChannel(socket.socket(fileno=control_fd))
     output_log = OutputLog(output_fd) if output_fd is not None else None
-    reason = await EngineProcess(control, host, output_log).run()
+    reason = await EngineMain(control, host, output_log).run()
     if output_log is not None:
         await asyncio.to_thread(output_log.close)
     control.send(SessionEnded(reason=reason))

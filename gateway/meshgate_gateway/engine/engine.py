@@ -30,7 +30,7 @@ from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
-from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer
+from meshgate_gateway.engine.meshes.spawning import SessionControllers, Spawning, answer
 from meshgate_gateway.engine.meshes.supervision import Supervision, Watching
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch, refusing_address
 from meshgate_gateway.engine.monarch.same_versions import versions_of
@@ -282,7 +282,7 @@ class Engine:
             version_problem=self._supervision.version_problem,
             deliver_kept=self._kept.deliver,
         )
-        self._controllers = Controllers(objects, monarch, self._spawning)
+        self._controllers = SessionControllers(objects, monarch, self._spawning)
         self._lifetimes = Lifetimes(
             objects,
             lookup,

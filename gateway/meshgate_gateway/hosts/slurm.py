@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, OnLost, OnRestored
 from meshgate_gateway.logs import EventLog
-from meshgate_gateway.supervisor.supervisor import Kept
+from meshgate_gateway.supervisor.supervisor import KeptDescriptors
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
@@ -68,7 +68,7 @@ class Keeper(Protocol):
     """What the workers need of the supervisor."""
 
     @property
-    def kept(self) -> Mapping[str, Kept]: ...
+    def kept(self) -> Mapping[str, KeptDescriptors]: ...
 
     def keep(self, key: str, note: dict[str, Any], descriptors: Sequence[int] = ()) -> None: ...
 
@@ -140,7 +140,7 @@ class Workers:
         worker.lost = reason
         self._keeper.keep(worker.key, worker.note())
 
-    async def _adopt(self, kept: Kept) -> None:
+    async def _adopt(self, kept: KeptDescriptors) -> None:
         host = Host.model_validate(kept.note["host"])
         worker = self.by_rank[kept.note["rank"]] = Worker(kept.note["rank"], host, lost=kept.note["lost"])
         if not kept.descriptors:

@@ -48,7 +48,7 @@ class Submitted(BaseModel):
     set_aside: tuple[str, ...] = ()
 
 
-class Record(BaseModel):
+class RunRecord(BaseModel):
     """How far a run is. Times are seconds since 1970."""
 
     state: RunState = "starting"
@@ -81,16 +81,16 @@ class RunDirectory:
         self.path.mkdir(mode=0o700)
         self.output.mkdir()
         self._replace("submission", submitted.model_dump_json())
-        self.write_record(Record())
+        self.write_record(RunRecord())
 
     def submitted(self) -> Submitted:
         """Raises OSError, and ValueError if it is damaged. So does ``record``."""
         return Submitted.model_validate_json((self.path / "submission").read_bytes())
 
-    def record(self) -> Record:
-        return Record.model_validate_json((self.path / "record").read_bytes())
+    def record(self) -> RunRecord:
+        return RunRecord.model_validate_json((self.path / "record").read_bytes())
 
-    def write_record(self, record: Record) -> None:
+    def write_record(self, record: RunRecord) -> None:
         self._replace("record", record.model_dump_json())
 
     def request_stop(self, grace: float) -> None:

@@ -30,7 +30,7 @@ from meshgate_gateway.runs.limits import (
     memory_of,
     nearly_full,
 )
-from meshgate_gateway.runs.records import SECRET, OutputWriter, Record, RunDirectory, Submitted
+from meshgate_gateway.runs.records import SECRET, OutputWriter, RunDirectory, RunRecord, Submitted
 from meshgate_processes.identity import exit_text
 from meshgate_sync.errors import SyncError
 from meshgate_sync.store.home import default_home
@@ -278,7 +278,7 @@ class Runner:
             self._note(**end)
 
     def _note(self, **changes: object) -> None:
-        self._record = Record.model_validate({**self._record.model_dump(), **changes})
+        self._record = RunRecord.model_validate({**self._record.model_dump(), **changes})
         self._directory.write_record(self._record)
 
 

@@ -100,7 +100,7 @@ class SessionManager:
         self._lease, self._reap_command, self._environment = lease, reap_command, environment
         self._loop = asyncio.get_running_loop()
         self._engines: dict[str, EngineProcess] = {}
-        self.inspection = Inspection(sessions, self._engines, hosts)
+        self.inspection = SessionInspection(sessions, self._engines, hosts)
         self.totals = Totals()
         self._handovers: dict[str, list[asyncio.Future[bool]]] = {}
         self._described: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -448,7 +448,7 @@ class EndedSessions:
         self._kept = dict(gone)
 
 
-class Inspection:
+class SessionInspection:
     """Asks the engines what they know about their sessions, for ``GET /v1/status`` and ``GET /v1/output``; it changes
     none. An engine that does not answer in time is reported as such. ``engines`` are the running engines by session.
     """

@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from meshgate_gateway.logs import EventLog
-from meshgate_gateway.supervisor.supervisor import Child, Inheritance, Kept, Note, receive_message, send_message
+from meshgate_gateway.supervisor.supervisor import (
+    Child,
+    Inheritance,
+    KeptDescriptors,
+    Note,
+    receive_message,
+    send_message,
+)
 
 log = EventLog()
 
@@ -70,7 +77,7 @@ class SupervisorLink:
     def __init__(self, inheritance: Inheritance) -> None:
         self.predecessor = inheritance.predecessor
         self.supervisor_pid = inheritance.supervisor_pid
-        self.kept: Mapping[str, Kept] = inheritance.kept
+        self.kept: Mapping[str, KeptDescriptors] = inheritance.kept
         self.children = {key: self._inherited(key, child) for key, child in inheritance.children.items()}
         self._socket = inheritance.link
         self._socket.settimeout(REQUEST_TIMEOUT)

@@ -91,7 +91,7 @@ def command_with_descriptors(command: Sequence[str], descriptors: Sequence[int])
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptDescriptors:
     """Descriptors that a server wants to outlive it, and what its successor must know about them."""
 
     note: Note
@@ -122,7 +122,7 @@ class Inheritance:
     link: socket.socket
     supervisor_pid: int
     children: dict[str, Child]
-    kept: dict[str, Kept]
+    kept: dict[str, KeptDescriptors]
     predecessor: str | None
 
 
@@ -154,7 +154,7 @@ class _Supervisor:
         self._serve = serve
         self._children: dict[str, Child] = {}
         self._forgotten: list[subprocess.Popen[bytes]] = []
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, KeptDescriptors] = {}
         self._wake, self._wake_writer = os.pipe()
         for end in (self._wake, self._wake_writer):
             os.set_blocking(end, False)
@@ -302,7 +302,7 @@ class _Supervisor:
             self._start(link, message, descriptors)
         elif kind == "keep":
             self._drop(key)
-            self._kept[key] = Kept(message["note"], descriptors)
+            self._kept[key] = KeptDescriptors(message["note"], descriptors)
         elif kind == "drop":
             self._drop(key)
         elif kind == "serving":

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from typer.testing import CliRunner
 
-from meshgate.cli.console import Commands, age_text, console, emit, new_table
+from meshgate.cli.console import CommandGroup, age_text, console, emit, new_table
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import signals
 
@@ -21,7 +21,7 @@ class Result(BaseModel):
     count: int
 
 
-app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()

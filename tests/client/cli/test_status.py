@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli import status
 from meshgate.cli.app import app
-from meshgate.cli.models import Event, JobRow
+from meshgate.cli.models import ClusterEvent, JobRow
 from meshgate.cli.status import (
     Description,
     Sessions,
@@ -211,7 +211,7 @@ def test_the_problem_of_an_engine_is_shown() -> None:
 
 def test_a_description_shows_objects_and_events_and_leaves_out_what_is_empty() -> None:
     job = JobRow(id="train", kind="KubernetesJob", namespace="team", meshes={"workers": 2}, age=7200)
-    event = Event(object="Pod/train-0", reason="BackOff", message="pulling failed", count=3)
+    event = ClusterEvent(object="Pod/train-0", reason="BackOff", message="pulling failed", count=3)
     found = Description(job=job, gateway="the gateway of train", objects=["Pod/train-0"], events=[event], status=STATUS)
     text = shown(found)
     assert ["namespace", "team"] in rows(text)

@@ -15,7 +15,7 @@ import pytest
 
 from meshgate.errors import JobError
 from meshgate.proxies.client import Client
-from meshgate.ranks.telemetry import Access, MeshAdmin, MeshAdminConfig, Telemetry, TelemetryConfig
+from meshgate.ranks.telemetry import MeshAdmin, MeshAdminConfig, Telemetry, TelemetryAccess, TelemetryConfig
 from meshgate.session.futures import FutureProxy
 from meshgate_wire.messages import CollectTelemetry, Done, Failed, Failure, TelemetryRequest, Values
 from tests.client.scripted_gateway import ScriptedGateway
@@ -143,7 +143,7 @@ def test_a_request_needs_the_secret_and_comes_from_here(
     path: str, headers: dict[str, list[str]], admitted: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("secrets.token_urlsafe", lambda size: "SECRET")
-    access = Access(8265)
+    access = TelemetryAccess(8265)
     assert access.url == f"http://{HOST}/SECRET"
     assert access.admitted(path, **{"hosts": [HOST], "origins": [], "referers": [], **headers}) == admitted
 

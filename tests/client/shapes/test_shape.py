@@ -14,7 +14,7 @@ from monarch._rust_bindings.monarch_hyperactor import shape as theirs
 
 from meshgate.shapes import shape as ours
 from meshgate.shapes.ndslice import Slice
-from meshgate.shapes.shape import Extent, Point, Reader, Region, Shape
+from meshgate.shapes.shape import Decoder, Extent, Point, Region, Shape
 from meshgate_wire import messages
 from tests.client.beside_monarch import KINDS, agree, plain, their_extent, their_shape
 from tests.client.shapes.strategies import labels, numbers, python_slices, shapes, sizes, texts
@@ -179,27 +179,27 @@ def encoded(value: int | list[int] | list[str]) -> bytes:
 
 @given(integers, st.lists(integers, max_size=4), st.lists(st.text(max_size=4), max_size=4))
 def test_values_are_decoded_in_order(integer: int, numbers: list[int], strings: list[str]) -> None:
-    reader = Reader(encoded(integer) + encoded(numbers) + encoded(strings))
+    reader = Decoder(encoded(integer) + encoded(numbers) + encoded(strings))
     assert (reader.integer(), reader.integers(), reader.strings()) == (integer, numbers, strings)
     reader.end()
 
 
 def test_truncated_data_is_rejected() -> None:
     with pytest.raises(ValueError, match="truncated data: 1 bytes are missing"):
-        Reader(encoded(5)[:-1]).integer()
+        Decoder(encoded(5)[:-1]).integer()
     with pytest.raises(ValueError, match="truncated data: 8 bytes are missing"):
-        Reader(encoded([1, 2])[:-8]).integers()
+        Decoder(encoded([1, 2])[:-8]).integers()
     with pytest.raises(ValueError, match="truncated data: 2 bytes are missing"):
-        Reader(encoded(["abc"])[:-2]).strings()
+        Decoder(encoded(["abc"])[:-2]).strings()
 
 
 def test_a_length_beyond_the_data_takes_no_memory() -> None:
     with pytest.raises(ValueError, match="truncated data"):
-        Reader(encoded(2**60)).integers()
+        Decoder(encoded(2**60)).integers()
 
 
 def test_trailing_bytes_are_rejected() -> None:
-    reader = Reader(encoded(5) + b"x")
+    reader = Decoder(encoded(5) + b"x")
     reader.integer()
     with pytest.raises(ValueError, match="1 trailing bytes"):
         reader.end()

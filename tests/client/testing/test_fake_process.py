@@ -15,10 +15,10 @@ from meshgate.errors import ActorError
 from meshgate.serialization.pickling import dump_class, dumps_call
 from meshgate.shapes.shape import Extent, Point
 from meshgate.testing.fake_process import (
+    FakeCall,
     FakeMesh,
     FakeProcess,
     Message,
-    PendingCall,
     _ResponsePort,
     pickled_error,
     unpickle,
@@ -117,7 +117,7 @@ class Sent:
         header = Call(call=7, target=MeshRef(object=2), endpoint="step", adverb=adverb)
         self.messages: list[tuple[Any, tuple[bytes, ...]]] = []
         ranks = [0] if adverb == "choose" else [0, 1, 2]
-        self.pending = PendingCall(header, self.mesh, ranks, lambda answer, *data: self.messages.append((answer, data)))
+        self.pending = FakeCall(header, self.mesh, ranks, lambda answer, *data: self.messages.append((answer, data)))
 
 
 def test_values_are_sent_in_rank_order_when_all_have_replied() -> None:

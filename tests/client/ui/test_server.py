@@ -17,7 +17,7 @@ from websockets.typing import Origin, Subprotocol
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.ui import server as module
-from meshgate.ui.server import SUBPROTOCOL, Access, Decision, EndRequest, Feed, Refused
+from meshgate.ui.server import SUBPROTOCOL, Decision, EndRequest, Feed, PageAccess, Refused
 from meshgate_wire.status import LIVE_STATES
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource
@@ -195,25 +195,25 @@ def test_requests_of_other_users_are_refused(link: str, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def access() -> Access:
-    return Access(5000)
+def access() -> PageAccess:
+    return PageAccess(5000)
 
 
-def ask(access: Access, path: str, secret: str | None = None, **headers: Any) -> Decision:
+def ask(access: PageAccess, path: str, secret: str | None = None, **headers: Any) -> Decision:
     offered = None if secret is None else f"{SUBPROTOCOL}, {secret}"
     return access.decide(path, **{"host": HOST, "origin": f"http://{HOST}", "offered": offered, **headers})
 
 
-def link_secret(access: Access) -> str:
+def link_secret(access: PageAccess) -> str:
     return access.url.partition("#")[2]
 
 
-def test_the_page_has_no_secret_and_its_websocket_needs_one(access: Access) -> None:
+def test_the_page_has_no_secret_and_its_websocket_needs_one(access: PageAccess) -> None:
     assert ask(access, "/", origin=None) == "page"
     assert ask(access, "/live", link_secret(access)) == "live"
 
 
-def test_the_link_works_once_and_its_page_continues_with_another_secret(access: Access) -> None:
+def test_the_link_works_once_and_its_page_continues_with_another_secret(access: PageAccess) -> None:
     assert ask(access, "/live", link_secret(access)) == "live"
     refused = ask(access, "/live", link_secret(access))
     assert isinstance(refused, Refused)
@@ -224,7 +224,7 @@ def test_the_link_works_once_and_its_page_continues_with_another_secret(access: 
 
 @pytest.mark.parametrize("secret", [None, "", "wrong", "\udcff", "é"])
 @pytest.mark.parametrize("path", ["/live", "/live?x"])
-def test_others_are_refused(access: Access, path: str, secret: str | None) -> None:
+def test_others_are_refused(access: PageAccess, path: str, secret: str | None) -> None:
     for _ in range(2):
         decision = ask(access, path, secret)
         assert isinstance(decision, Refused)
@@ -232,23 +232,23 @@ def test_others_are_refused(access: Access, path: str, secret: str | None) -> No
     assert ask(access, path, link_secret(access)) == "live"
 
 
-def test_a_secret_in_the_address_is_not_accepted(access: Access) -> None:
+def test_a_secret_in_the_address_is_not_accepted(access: PageAccess) -> None:
     assert isinstance(ask(access, f"/live?{access.secret}"), Refused)
 
 
 @pytest.mark.parametrize("host", [None, "evil.example", "evil.example:5000", "127.0.0.1:5001", "127.0.0.1"])
-def test_other_host_names_are_refused_even_with_the_link(access: Access, host: str | None) -> None:
+def test_other_host_names_are_refused_even_with_the_link(access: PageAccess, host: str | None) -> None:
     assert isinstance(ask(access, "/", host=host), Refused)
     assert isinstance(ask(access, "/live", link_secret(access), host=host), Refused)
 
 
 @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:5001", "http://["])
-def test_websockets_of_other_pages_are_refused(access: Access, origin: str | None) -> None:
+def test_websockets_of_other_pages_are_refused(access: PageAccess, origin: str | None) -> None:
     assert isinstance(ask(access, "/live", access.secret, origin=origin), Refused)
 
 
 @pytest.mark.parametrize("path", ["/favicon.ico", "//["])
-def test_there_is_one_page(access: Access, path: str) -> None:
+def test_there_is_one_page(access: PageAccess, path: str) -> None:
     decision = ask(access, path, access.secret)
     assert isinstance(decision, Refused)
     assert decision.status is HTTPStatus.NOT_FOUND

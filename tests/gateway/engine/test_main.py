@@ -30,7 +30,7 @@ async def end_reason(server: socket.socket, engine: socket.socket, data: bytes) 
     """Why the session ends once the server has sent ``data``."""
     control = ControlChannel(engine)
     server.sendall(data)
-    reason = await asyncio.wait_for(process.EngineProcess(control, None, None).run(), WAIT_TIMEOUT)
+    reason = await asyncio.wait_for(process.EngineMain(control, None, None).run(), WAIT_TIMEOUT)
     control.close()
     server.close()
     return reason
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened() ->
     async def test() -> None:
         server, engine = control_pair()
         control, channel = ControlChannel(engine), ControlChannel(server)
-        serving = asyncio.create_task(process.EngineProcess(control, None, None).run())
+        serving = asyncio.create_task(process.EngineMain(control, None, None).run())
         channel.send(AssignSession(session="0" * 32, lease=1))
 
         async def opened(run: str) -> Any:
@@ -117,7 +117,7 @@ def test_another_server_learns_whether_a_client_is_connected_and_the_pending_req
     async def test() -> list[object]:
         server, engine = control_pair()
         control, channel = ControlChannel(engine), ControlChannel(server)
-        serving = asyncio.create_task(process.EngineProcess(control, None, None).run())
+        serving = asyncio.create_task(process.EngineMain(control, None, None).run())
         for message in (AssignSession(session="0" * 32, lease=1), ReportState(), AssignSession(session="1", lease=1)):
             channel.send(message)
         channel.send(EndSession(reason="the test is over"))

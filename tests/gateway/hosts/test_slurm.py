@@ -18,7 +18,7 @@ import pytest
 from meshgate_gateway.hosts import slurm
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd
 from meshgate_gateway.hosts.slurm import SlurmHosts, Worker, Workers
-from meshgate_gateway.supervisor.supervisor import Kept
+from meshgate_gateway.supervisor.supervisor import KeptDescriptors
 from meshgate_slurm.commands import Unreachable
 from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
 from meshgate_slurm.status import JobStatus
@@ -479,15 +479,15 @@ class Supervisor:
     """Keeps descriptors as the real one does: in copies."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptDescriptors] = {}
 
     def keep(self, key: str, note: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         self.close(key)
-        self.kept[key] = Kept(note, [os.dup(descriptor) for descriptor in descriptors])
+        self.kept[key] = KeptDescriptors(note, [os.dup(descriptor) for descriptor in descriptors])
 
     def close(self, *keys: str) -> None:
         for key in keys:
-            for descriptor in self.kept.pop(key, Kept({})).descriptors:
+            for descriptor in self.kept.pop(key, KeptDescriptors({})).descriptors:
                 os.close(descriptor)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from meshgate_gateway.runs.records import SECRET, Record, RunDirectory, Submitted, read_output
+from meshgate_gateway.runs.records import SECRET, RunDirectory, RunRecord, Submitted, read_output
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import full_delta
 from meshgate_sync.tree.tree import NOTHING, Directory, File, Node, Piece, piece_digest
@@ -82,7 +82,7 @@ class RunProcess:
     def output(self) -> str:
         return read_output(self.directory.output, 0)[1].decode()
 
-    def wait(self) -> Record:
+    def wait(self) -> RunRecord:
         """Its record once the runner has ended."""
         self.process.wait(DEADLINE)
         return self.directory.record()

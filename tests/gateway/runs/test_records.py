@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshgate_gateway.runs.records import OutputWriter, Record, RunDirectory, Submitted, read_output
+from meshgate_gateway.runs.records import OutputWriter, RunDirectory, RunRecord, Submitted, read_output
 from meshgate_wire.status import JoinableJob, Submission
 
 
@@ -71,7 +71,7 @@ def test_a_run_is_described_by_its_files(tmp_path: Path) -> None:
     assert (status.command, status.owner, status.max_restarts) == (("a", "b"), "ann", 2)
     assert 60 <= status.age < 120
 
-    ended = Record(state="failed", started=100.0, ended=130.0, exit_code=3, reason="exited with code 3", pid=7)
+    ended = RunRecord(state="failed", started=100.0, ended=130.0, exit_code=3, reason="exited with code 3", pid=7)
     run.write_record(ended)
     status = run.status(has_runner=True)
     assert (status.live, status.seconds, status.exit_code, status.pid, status.news) == (False, 30.0, 3, None, True)
@@ -83,7 +83,7 @@ def test_a_run_that_has_not_ended_is_lost_without_its_runner(tmp_path: Path) -> 
     run = RunDirectory(tmp_path / "night")
     submission = Submission(name="night", command=("a",), version="0" * 64, job=JoinableJob(kind="K"))
     run.create(Submitted(submission=submission, owner="ann", time=time.time(), variables={}))
-    run.write_record(Record(state="running", started=100.0, pid=7))
+    run.write_record(RunRecord(state="running", started=100.0, pid=7))
     status = run.status(has_runner=False)
     assert (status.state, status.live, status.pid, status.news) == ("lost", False, None, True)
     assert "its runner is gone" in status.reason

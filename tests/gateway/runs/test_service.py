@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.runs import service
-from meshgate_gateway.runs.records import Record, RunDirectory, Submitted
+from meshgate_gateway.runs.records import RunDirectory, RunRecord, Submitted
 from meshgate_wire.status import Submission
 from tests.gateway.runs.run_process import DEADLINE, record_version
 from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, handshake, request, wait_gone
@@ -364,7 +364,7 @@ def test_a_run_that_a_server_left_before_it_had_a_runner_is_started_when_it_is_s
     gateway.submit("interrupted", "pass\n", id="ef" * 16)
     gateway.wait("interrupted")
     gateway.server.wait_logged("run ended", run="interrupted")
-    (gateway.directory("interrupted") / "record").write_text(Record().model_dump_json())
+    (gateway.directory("interrupted") / "record").write_text(RunRecord().model_dump_json())
     status = gateway.get("/v1/runs/interrupted?wait=15")
     assert (status["state"], status["reason"]) == ("lost", "its runner is gone, and nothing notes any more how it ends")
     assert gateway.submit("interrupted", "print('now')\n", id="ef" * 16).status == 200

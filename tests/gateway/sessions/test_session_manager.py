@@ -36,7 +36,7 @@ from meshgate_gateway.sessions.engine_processes import EnginePool
 from meshgate_gateway.sessions.session_manager import (
     ConnectRequest,
     EndedSessions,
-    Inspection,
+    SessionInspection,
     SessionManager,
     _silence,
 )
@@ -564,7 +564,7 @@ class Engine:
     def __init__(self, answer: EngineStatus | SessionOutput, *, mute: bool = False) -> None:
         self.pid, self.answer, self.mute = 7, answer, mute
         self.asked: list[Inspect] = []
-        self.inspection: Inspection
+        self.inspection: SessionInspection
 
     def send(self, message: ControlMessage) -> bool:
         assert isinstance(message, Inspect)
@@ -575,12 +575,12 @@ class Engine:
         return True
 
 
-def inspect(**engines: Engine) -> Inspection:
+def inspect(**engines: Engine) -> SessionInspection:
     table = Sessions(lease=60, limit=8, now=0)
     for name in engines:
         table.admit(name, "alice", resume=False, now=0)
     table.connected(next(iter(engines)))
-    inspection = Inspection(table, engines, StaticHosts({"workers": ["tcp://a", "tcp://b"]}))
+    inspection = SessionInspection(table, engines, StaticHosts({"workers": ["tcp://a", "tcp://b"]}))
     for engine in engines.values():
         engine.inspection = inspection
     return inspection

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.supervisor.link import SupervisorLink
-from meshgate_gateway.supervisor.supervisor import Inheritance, Kept, receive_message, send_message
+from meshgate_gateway.supervisor.supervisor import Inheritance, KeptDescriptors, receive_message, send_message
 
 TIMEOUT = 30.0
 
@@ -37,7 +37,7 @@ class Supervisor:
 def supervisor() -> Iterator[Supervisor]:
     near, far = socket.socketpair()
     far.settimeout(TIMEOUT)
-    kept = {"ended": Kept(note={"reason": "idle"})}
+    kept = {"ended": KeptDescriptors(note={"reason": "idle"})}
     with near, far:
         yield Supervisor(far, SupervisorLink(Inheritance(near, os.getpid(), {}, kept, "was killed by SIGKILL")))
 

@@ -28,7 +28,7 @@ from websockets.protocol import OPEN
 from websockets.protocol import Event as WebsocketEvent
 from websockets.typing import Subprotocol
 
-from meshgate.jobs.kubernetes.spdy import Answer, Data, Ended, Event, Failed, ForwardStreams, Opened
+from meshgate.jobs.kubernetes.spdy import Answer, Data, Event, Failed, ForwardStreams, Opened, PodClosed
 from meshgate_kubernetes.api.client import PortForwardRequest
 from meshgate_kubernetes.errors import rejection_error
 
@@ -333,7 +333,7 @@ class SpdyEnd(asyncio.BufferedProtocol):
                 self._transport.write(data)
             case Failed(reason):
                 self._end(ForwardFailed(f"the port-forward ended: {reason}"))
-            case Ended():
+            case PodClosed():
                 self._end(None)
 
     def _end(self, error: Exception | None) -> None:

@@ -48,11 +48,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PodClosed:
     """The program in the pod closed its connection."""
 
 
-Event = Opened | Data | Answer | Failed | Ended
+Event = Opened | Data | Answer | Failed | PodClosed
 
 
 class ForwardStreams:
@@ -104,7 +104,7 @@ class ForwardStreams:
             if part:
                 yield Data(part)
             if not self._left and self._second & _FIN:
-                yield Ended()
+                yield PodClosed()
             return
         self._body += part
         if self._left:
@@ -126,7 +126,7 @@ class ForwardStreams:
         elif kind == _RST_STREAM:
             yield Failed(f"stream {number} was reset, status {int.from_bytes(self._body[4:8], 'big')}")
         elif kind == _GOAWAY:
-            yield Ended()
+            yield PodClosed()
 
 
 def _syn_stream(compressor: zlib._Compress, stream: int, kind: str, port: int, flags: int) -> bytes:

@@ -24,7 +24,7 @@ from meshgate.errors import (
     JobStartFailed,
     MeshgateError,
 )
-from meshgate.jobs.slurm.login_node import SSH_FAILED, LoginNode, Output, python_command
+from meshgate.jobs.slurm.login_node import SSH_FAILED, CommandOutput, LoginNode, python_command
 from meshgate.session.dialing import (
     PING_INTERVAL,
     Dialer,
@@ -369,7 +369,9 @@ def _ask(login: LoginNode, python: str, action: str, request: str, kind: type[Re
     return answer
 
 
-def _run(login: LoginNode, run: Callable[[str, str], Output], python: str, action: str, request: str) -> Output:
+def _run(
+    login: LoginNode, run: Callable[[str, str], CommandOutput], python: str, action: str, request: str
+) -> CommandOutput:
     try:
         return run(f"exec {python_command(python, '-m', MODULE, action)}", request)
     except subprocess.TimeoutExpired as error:
@@ -386,7 +388,7 @@ def _read(login: LoginNode, printed: str, kind: type[Reply]) -> Reply | Rejected
         ) from None
 
 
-def _no_reply(login: LoginNode, output: Output, python: str) -> JobError | ConnectionFailedError:
+def _no_reply(login: LoginNode, output: CommandOutput, python: str) -> JobError | ConnectionFailedError:
     words = output.stderr.strip()[-2000:]
     if output.code == SSH_FAILED:
         return ConnectionFailedError(f"the connection to {login} failed: {words}")

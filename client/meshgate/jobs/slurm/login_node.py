@@ -36,7 +36,7 @@ SSH_FAILED = 255  # ssh's own exit code for a connection that failed
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CommandOutput:
     """What a command on the login node returned."""
 
     code: int
@@ -50,10 +50,10 @@ class LoginNode(Protocol):
     def open(self) -> None:
         """Connects. May ask the user for a password on the terminal. Called again to connect again."""
 
-    def run(self, command: str, stdin: str) -> Output:
+    def run(self, command: str, stdin: str) -> CommandOutput:
         """Runs a shell command there."""
 
-    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> CommandOutput:
         """Runs a shell command that submits a job; see ``run_submission``."""
 
     def forward(self, remote: str) -> str:
@@ -72,7 +72,7 @@ class ThisMachine:
     def open(self) -> None:
         return None
 
-    def run(self, command: str, stdin: str) -> Output:
+    def run(self, command: str, stdin: str) -> CommandOutput:
         shell, pipe = ["/bin/sh", "-c", command], subprocess.PIPE
         process = subprocess.Popen(shell, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
         try:
@@ -81,13 +81,13 @@ class ThisMachine:
             for each in filter(None, (process.stdin, process.stdout, process.stderr)):
                 each.close()
             raise
-        return Output(process.returncode, stdout, stderr)
+        return CommandOutput(process.returncode, stdout, stderr)
 
-    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> CommandOutput:
         # In a session of its own: as over ssh, Ctrl-C does not reach it.
         shell = ["/bin/sh", "-c", command]
         result = run_submission(shell, request, confirm, COMMAND_TIMEOUT, start_new_session=True)
-        return Output(result.returncode, result.stdout, result.stderr)
+        return CommandOutput(result.returncode, result.stdout, result.stderr)
 
     def forward(self, remote: str) -> str:
         return remote
@@ -150,19 +150,19 @@ class SshLogin:
         with self._lock:
             self._ensure()
 
-    def run(self, command: str, stdin: str) -> Output:
+    def run(self, command: str, stdin: str) -> CommandOutput:
         with self._lock:
             self._ensure()
         with self._turn():
             return self._ssh(self._login_shell(command), stdin, COMMAND_TIMEOUT)
 
-    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> CommandOutput:
         with self._lock:
             self._ensure()
         ssh = [*self._base(), *self._login_shell(command)]
         with self._turn():
             result = run_submission(ssh, request, confirm, COMMAND_TIMEOUT)
-        return Output(result.returncode, result.stdout, result.stderr)
+        return CommandOutput(result.returncode, result.stdout, result.stderr)
 
     def forward(self, remote: str) -> str:
         with self._lock:
@@ -230,7 +230,7 @@ class SshLogin:
     def _is_open(self) -> bool:
         return self._control_ssh("check").code == 0
 
-    def _control_ssh(self, command: str, *options: str) -> Output:
+    def _control_ssh(self, command: str, *options: str) -> CommandOutput:
         """Has the process of the open connection do something."""
         private_directory()  # a cleaner of temporary files may have removed it, and another user may have made one
         return self._ssh(["-O", command, *options, "--", self._login], "", CONTROL_TIMEOUT)
@@ -256,7 +256,7 @@ class SshLogin:
     def _base(self) -> list[str]:
         return ["ssh", "-o", f"ControlPath={self._control}", "-o", "ForwardX11=no", "-o", "ForwardAgent=no"]
 
-    def _ssh(self, arguments: Sequence[str], stdin: str, timeout: float) -> Output:
+    def _ssh(self, arguments: Sequence[str], stdin: str, timeout: float) -> CommandOutput:
         """Runs ssh. Its output goes to files: the background process of ``-f`` would keep a pipe open."""
         with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin)
@@ -271,7 +271,7 @@ class SshLogin:
                 raise ConnectionFailedError(f"ssh {self._login} did not finish within {timeout:g} s") from None
             out.seek(0)
             err.seek(0)
-            return Output(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+            return CommandOutput(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
 
 
 _open: set[SshLogin] = set()

@@ -40,7 +40,7 @@ class BatchedCall(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class CallBatch:
     """Calls to ``part``, some ranks of ``mesh``."""
 
     mesh: ActorMesh
@@ -65,7 +65,7 @@ class Batches:
     ) -> None:
         self._monarch, self._replied, self._failed = monarch, replied, failed
         self._loop = asyncio.get_running_loop()
-        self.open: dict[Any, Batch] = {}  # by the part of a mesh, in the order of their first calls
+        self.open: dict[Any, CallBatch] = {}  # by the part of a mesh, in the order of their first calls
         self._under_way: Counter[Any] = Counter()  # batches, by the part
 
     def add(self, pending: PendingCall, mesh: ActorMesh, stream: int, payload: Any) -> bool:
@@ -89,7 +89,7 @@ class Batches:
         batch.seconds += seconds
         return True
 
-    def _batch(self, pending: PendingCall, mesh: ActorMesh, nbytes: int, seconds: float) -> Batch:
+    def _batch(self, pending: PendingCall, mesh: ActorMesh, nbytes: int, seconds: float) -> CallBatch:
         """The open batch for a call, or a new one. Calls to the same actors leave in the order of their arrival."""
         batch = self.open.get(pending.part)
         if (
@@ -105,7 +105,7 @@ class Batches:
             self._loop.call_later(PATIENCE, self.flush)
         else:
             self._loop.call_soon(self.flush)
-        batch = self.open[pending.part] = Batch(mesh, pending.part, frozenset(pending.ranks))
+        batch = self.open[pending.part] = CallBatch(mesh, pending.part, frozenset(pending.ranks))
         return batch
 
     def flush(self) -> None:
@@ -129,11 +129,11 @@ class Batches:
                 call.pending.on_end = functools.partial(self._call_ended, batch, call.pending)
             self._listen(batch, receiver)
 
-    def _listen(self, batch: Batch, receiver: Any) -> None:
+    def _listen(self, batch: CallBatch, receiver: Any) -> None:
         batch.receiving = self._monarch.receive(receiver)
         batch.receiving.add_done_callback(lambda future: self._arrived(batch, receiver, future))
 
-    def _arrived(self, batch: Batch, receiver: Any, future: asyncio.Future[Any]) -> None:
+    def _arrived(self, batch: CallBatch, receiver: Any, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             return
         error = future.exception()
@@ -154,7 +154,7 @@ class Batches:
         if any(call.pending.state not in (CallState.COMPLETE, CallState.ENDED) for call in batch.calls):
             self._listen(batch, receiver)
 
-    def _call_ended(self, batch: Batch, pending: PendingCall, response: object) -> None:
+    def _call_ended(self, batch: CallBatch, pending: PendingCall, response: object) -> None:
         """A call has ended, by its replies, a death or a stop; with the last one, so has the batch."""
         pending.on_end = None
         batch.unended -= 1

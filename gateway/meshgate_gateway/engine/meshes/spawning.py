@@ -232,7 +232,7 @@ def _spawn_failure(header: SpawnProcs, message: str, kind: Literal["actor", "sup
 # which is spawned when the client, or an actor of the session, asks for a controller for the first time.
 
 
-class Controllers:
+class SessionControllers:
     def __init__(self, objects: ObjectTable, monarch: ControllerActors, spawner: Spawning) -> None:
         self._objects, self._monarch, self._spawner = objects, monarch, spawner
         self._starting: asyncio.Future[ActorMesh] | None = None

@@ -45,7 +45,7 @@ from meshgate_gateway.engine.monarch.pickles import (
     undecoded,
 )
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
-from meshgate_gateway.engine.monarch.settings import Settings
+from meshgate_gateway.engine.monarch.settings import MonarchSettings
 from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_gateway.engine.on_worker import (
     batches,
@@ -253,7 +253,7 @@ class Client:
 
         self.same_versions = SameVersions()
         self.same_versions.check_before(actor_mesh.ActorInitArgs)
-        self._settings = Settings()
+        self._settings = MonarchSettings()
         self._collects = False  # telemetry, which has a row for each message and names its endpoint
 
     async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class FrameTooLarge(RuntimeError):
     """A message is longer than ``codec_max_frame_length``."""
 
 
-class Settings:
+class MonarchSettings:
     """The settings that the session's client has changed. Those that are not for hosts apply while none is attached."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from meshgate.jobs.kubernetes.spdy import Answer, Data, Ended, Event, Failed, ForwardStreams, Opened
+from meshgate.jobs.kubernetes.spdy import Answer, Data, Event, Failed, ForwardStreams, Opened, PodClosed
 from tests.client.jobs.kubernetes.spdy_server import (
     DATA,
     ERROR,
@@ -59,7 +59,7 @@ def test_frames_arrive_whatever_the_pieces(step: int) -> None:
     received = b"".join(
         [settings, reply(ERROR), reply(DATA), data(DATA, b"hello "), data(DATA, b"you"), ping, data(DATA, b"", FIN)]
     )
-    expected = [Opened(), Data(memoryview(b"hello you")), Answer(ping), Ended()]
+    expected = [Opened(), Data(memoryview(b"hello you")), Answer(ping), PodClosed()]
     assert events(ForwardStreams(), received, step) == expected
 
 
@@ -75,7 +75,7 @@ def test_an_error_of_the_node_is_reported() -> None:
 def test_a_reset_stream_is_an_error_and_goaway_is_the_end() -> None:
     reset = control(3, struct.pack(">II", DATA, 3))
     goaway = control(7, struct.pack(">II", 0, 0))
-    assert events(ForwardStreams(), reset + goaway, 100) == [Failed("stream 3 was reset, status 3"), Ended()]
+    assert events(ForwardStreams(), reset + goaway, 100) == [Failed("stream 3 was reset, status 3"), PodClosed()]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from websockets.sync.server import ServerConnection, serve
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
 from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
-from meshgate.jobs.slurm.login_node import Output, ThisMachine
+from meshgate.jobs.slurm.login_node import CommandOutput, ThisMachine
 from meshgate.session import gateway_client
 from meshgate_slurm.messages import (
     CONFIRMATION,
@@ -182,7 +182,7 @@ class Submitting(ThisMachine):
     def __init__(self, directory: Path, code: int = 0) -> None:
         self.received, self.code = directory / "received", code
 
-    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> CommandOutput:
         assert "meshgate_slurm.login start" in command
         reply = shlex.quote(f"{MARK}{JOB.model_dump_json()}")
         received = shlex.quote(str(self.received))
@@ -296,11 +296,11 @@ class LoginNodeOf:
 
     def close(self) -> None: ...
 
-    def run(self, command: str, stdin: str) -> Output:
+    def run(self, command: str, stdin: str) -> CommandOutput:
         assert "report" in command
         self.asked += 1
         report = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
-        return Output(0, f"{MARK}{report.model_dump_json()}\n", "")
+        return CommandOutput(0, f"{MARK}{report.model_dump_json()}\n", "")
 
     def forward(self, remote: str) -> str:
         assert remote == "n1:4711"
@@ -350,9 +350,9 @@ class LoginNodeWith(LoginNodeOf):
         super().__init__(report)
         self.state = state
 
-    def run(self, command: str, stdin: str) -> Output:
+    def run(self, command: str, stdin: str) -> CommandOutput:
         reply = self.state if command.endswith("state") else self.reports[0]
-        return Output(0, f"{MARK}{reply.model_dump_json()}\n", "")
+        return CommandOutput(0, f"{MARK}{reply.model_dump_json()}\n", "")
 
     def forward(self, remote: str) -> str:
         return f"/nonexistent{remote}"

@@ -15,7 +15,7 @@ import pytest
 
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.jobs.slurm import login_node
-from meshgate.jobs.slurm.login_node import Output, SshLogin, ThisMachine, private_directory, python_command
+from meshgate.jobs.slurm.login_node import CommandOutput, SshLogin, ThisMachine, private_directory, python_command
 from tests.waiting import wait_for
 
 # Its connection is open while the file "open" is there. The log has a word for each time that it ran.
@@ -107,7 +107,7 @@ def test_commands_take_turns_within_the_sessions_that_sshd_allows(
     ran: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login = SshLogin("me@login")
-    commands: list[Callable[[], Output]] = [
+    commands: list[Callable[[], CommandOutput]] = [
         lambda: login.run("true", ""),
         lambda: login.submit("true", "", lambda _: True),
     ]
@@ -163,7 +163,7 @@ def test_a_forwarding_that_is_made_while_its_program_closes_ends_too(
     ran()
     control = login._control_ssh
 
-    def closed_after_forward(command: str, *options: str) -> Output:
+    def closed_after_forward(command: str, *options: str) -> CommandOutput:
         output = control(command, *options)
         if command == "forward":
             login.close()

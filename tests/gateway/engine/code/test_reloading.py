@@ -47,7 +47,7 @@ class Reloaded:
         self.waited.append((version, hosts))
         return self.newest.get(version, version)
 
-    # as ``reloading.Calls``
+    # as ``Calling``
 
     def start(self, pending: PendingCall, mesh: ActorMesh, actors: Any, payload: Any, stream: int) -> None:
         assert payload == ("v2", ["src"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, stale_code
-from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer, explain_unreachable
+from meshgate_gateway.engine.meshes.spawning import SessionControllers, Spawning, answer, explain_unreachable
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
@@ -457,7 +457,7 @@ class Kept:
             self.objects.add(1, self.hosts)
         self.latest_code: tuple[str | None, tuple[str, ...]] = ("v2", ())
         self.spawned: list[SpawnProcs] = []
-        self.controllers = Controllers(self.objects, self.monarch, self)
+        self.controllers = SessionControllers(self.objects, self.monarch, self)
 
     async def spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
         self.spawned.append(header)

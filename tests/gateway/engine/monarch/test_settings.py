@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from meshgate_gateway.engine.monarch.settings import FrameTooLarge, Settings
+from meshgate_gateway.engine.monarch.settings import FrameTooLarge, MonarchSettings
 from tests.gateway.engine.fakes import async_test, turns
 
 
 @pytest.fixture
-def settings() -> Iterator[Settings]:
-    made = Settings()
+def settings() -> Iterator[MonarchSettings]:
+    made = MonarchSettings()
     yield made
     asyncio.run(made.configure({}))
 
@@ -25,7 +25,7 @@ def now(name: str) -> Any:
     return get_global_config()[name]
 
 
-def test_settings_apply_until_a_later_call_leaves_them_out(settings: Settings) -> None:
+def test_settings_apply_until_a_later_call_leaves_them_out(settings: MonarchSettings) -> None:
     @async_test
     async def check() -> None:
         initial = await settings.configure({})
@@ -43,7 +43,7 @@ def test_settings_apply_until_a_later_call_leaves_them_out(settings: Settings) -
     [({"max_cast_fanout": 5, "nonsense": 1}, "no setting nonsense"), ({"stop_actor_timeout": 5}, "invalid value `5`")],
 )
 def test_a_setting_that_monarch_rejects_changes_nothing(
-    settings: Settings, wrong: dict[str, object], error: str
+    settings: MonarchSettings, wrong: dict[str, object], error: str
 ) -> None:
     @async_test
     async def check() -> None:
@@ -56,7 +56,7 @@ def test_a_setting_that_monarch_rejects_changes_nothing(
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_hosts_do_not_get_a_delivery_timeout_or_a_frame_limit(settings: Settings, failing: bool) -> None:
+def test_hosts_do_not_get_a_delivery_timeout_or_a_frame_limit(settings: MonarchSettings, failing: bool) -> None:
     @async_test
     async def check() -> None:
         own = now("message_delivery_timeout"), now("codec_max_frame_length")
@@ -84,7 +84,7 @@ def test_hosts_do_not_get_a_delivery_timeout_or_a_frame_limit(settings: Settings
     check()
 
 
-def test_a_frame_limit_holds_for_what_this_process_sends(settings: Settings) -> None:
+def test_a_frame_limit_holds_for_what_this_process_sends(settings: MonarchSettings) -> None:
     settings.check_frame(2**40)
     asyncio.run(settings.configure({"codec_max_frame_length": 5000}))
     settings.check_frame(5000)
