@@ -626,7 +626,7 @@ class OutputLine(Model):
     mesh: Label = ""
     procs: ObjectId = 0  # the mesh of the process, if it is one of the session
     ranks: Ranks = ()  # the first ones that printed it, at most 64
-    more_ranks: Spans = ()  # the others; an older gateway does not name them
+    more_ranks: Spans = ()  # the others
     count: Count = 1
     host: Label = ""
     text: Line

@@ -6,13 +6,12 @@ durations in seconds, because clocks of different machines differ.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .fields import Spans, exception_line
+from .fields import Spans
 
 HostState: TypeAlias = Literal["ready", "missing"]
 RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost"]
@@ -96,10 +95,6 @@ class CallCounts(_Model):
     )
 
 
-STOPPED = "stopped by the program"
-_WAS_STOPPED = re.compile(r"mesh (['\"]).*\1 was stopped: ")  # begins the report of an older gateway
-
-
 class EndedRanks(_Model):
     """Ranks of a mesh that ended for the same reason."""
 
@@ -125,30 +120,14 @@ class MeshStatus(_Model):
     class_name: str = Field(default="", description="of actors")
     version: str = Field(default="", description="of the code that the processes started from; empty: none was synced")
     dead: dict[int, str] = Field(default={}, description="report by rank, for the first 64 ranks that ended")
-    ended: tuple[EndedRanks, ...] | None = Field(
-        default=None, description="all ranks that ended, at most 32 reasons; null: the gateway is older"
-    )
+    ended: tuple[EndedRanks, ...] = Field(default=(), description="all ranks that ended, at most 32 reasons")
     number: int = Field(default=0, description="names the mesh within its session")
     procs: int = Field(default=0, description="of actors: the number of their proc mesh")
-    calls: CallCounts | None = Field(default=None, description="of actors; null: the gateway is older")
+    calls: CallCounts | None = Field(default=None, description="of actors")
     endpoints: dict[str, CallCounts] = Field(default={}, description="of actors: the calls by endpoint that was called")
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
     kept: int = Field(default=0, description="of procs: roughly the bytes of the values that stay in them")
     kept_by_rank: dict[int, int] = Field(default={}, description="the same, by rank")
-
-    def endings(self) -> tuple[EndedRanks, ...]:
-        """``ended``, or what an older gateway says instead."""
-        if self.ended is not None:
-            return self.ended
-        groups: dict[tuple[str, bool], list[int]] = {}
-        for rank, report in self.dead.items():
-            stopped = _WAS_STOPPED.match(report) is not None
-            line = exception_line(report) or report.rstrip().rpartition("\n")[2].strip()
-            groups.setdefault((STOPPED if stopped else line, stopped), []).append(rank)
-        return tuple(
-            EndedRanks(ranks=tuple((rank, rank) for rank in sorted(ranks)), reason=reason, stopped=stopped)
-            for (reason, stopped), ranks in groups.items()
-        )
 
 
 class HostStatus(_Model):
@@ -170,16 +149,16 @@ class HostStatus(_Model):
 class EngineStatus(_Model):
     """What an engine knows about its session."""
 
-    name: str = Field(default="", description="of a detached session; empty for others, and if the gateway is older")
+    name: str = Field(default="", description="of a detached session; empty for others")
     version: str = Field(default="", description="digest of the newest code that the client synced")
     hosts: tuple[HostStatus, ...] = ()
     meshes: tuple[MeshStatus, ...] = ()
     calls: tuple[CallStatus, ...] = Field(default=(), description="the oldest first, at most 256")
     calls_in_flight: int = 0
-    timelines: tuple[CallTimeline, ...] | None = Field(
-        default=None,
+    timelines: tuple[CallTimeline, ...] = Field(
+        default=(),
         description="of calls to several ranks: the oldest 8 in flight, then the last 16 that have ended, the last one "
-        "first, at most 8 of an endpoint, and none of actors that were stopped; null: the gateway is older",
+        "first, at most 8 of an endpoint, and none of actors that were stopped",
     )
 
 

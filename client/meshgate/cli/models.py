@@ -186,8 +186,8 @@ class LostRanks(Result):
     ranks: list[int]
     reason: str = Field(description="in short; at most 32 of a mesh are distinguished")
     exit_code: int | None = Field(description="of the processes, negative for a signal; null: unknown, or they run on")
-    age: float | None = Field(description="seconds since the first was lost; null: the gateway is older")
-    last_age: float | None = Field(description="seconds since the last was lost; null: the gateway is older")
+    age: float | None = Field(description="seconds since the first was lost; null: not known")
+    last_age: float | None = Field(description="seconds since the last was lost; null: not known")
 
 
 class GpuUsage(Result):

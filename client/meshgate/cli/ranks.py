@@ -124,7 +124,7 @@ class Why(Result):
     kept: dict[str, int] = Field(default={}, description=KEPT)
     recent: list[RecentCall] | None = Field(
         default=None,
-        description="those in flight, then the last that have ended; null: without --timelines, or of an older gateway",
+        description="those in flight, then the last that have ended; null: without --timelines",
     )
 
 
@@ -261,20 +261,17 @@ def explain(
     emit(result, as_json, lambda console: _show(result, console, timelines=timelines))
 
 
-def _recent_calls(status: JobStatus) -> list[RecentCall] | None:
-    """Those in flight, the oldest first, and then those that have ended, the last one first. None: the gateway is of a
-    version that does not say."""
+def _recent_calls(status: JobStatus) -> list[RecentCall]:
+    """Those in flight, the oldest first, and then those that have ended, the last one first."""
 
     def order(recent: RecentCall) -> tuple[bool, float]:
         seconds, age = recent.timeline.seconds, recent.timeline.age
         return seconds is not None, -age if seconds is None else age - seconds
 
-    if any(session.timelines is None and not session.problem for session in status.sessions):
-        return None
     calls = [
         RecentCall(session=session.session, timeline=timeline)
         for session in status.sessions
-        for timeline in session.timelines or ()
+        for timeline in session.timelines
         if timeline.mesh not in OWN_MESHES
     ]
     return sorted(calls, key=order)
@@ -356,8 +353,7 @@ def _show(result: Why, console: Console, *, timelines: bool) -> None:
     if result.kept:
         console.print(f"values that stay in processes: {kept_text(result.kept)}", markup=False)
     if timelines and not result.recent:
-        older = result.recent is None
-        console.print("the gateway is too old to tell timelines" if older else "no recent call went to several ranks")
+        console.print("no recent call went to several ranks")
     several = len({recent.session for recent in result.recent or ()}) > 1
     for recent in result.recent or ():
         console.print()

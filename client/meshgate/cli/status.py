@@ -129,7 +129,7 @@ def lost_ranks(session: SessionStatus) -> list[LostRanks]:
     found = []
     for mesh in sorted(session.meshes, key=lambda mesh: mesh.kind == "actors"):
         with_process = processes.get(mesh.procs, frozenset()) if mesh.kind == "actors" else frozenset()
-        for group in mesh.endings():
+        for group in mesh.ended:
             ranks = [rank for rank in group.each() if rank not in with_process]
             if ranks and not group.stopped and mesh.name not in OWN_MESHES:
                 facts = group.model_dump(exclude={"ranks", "stopped"})
@@ -178,7 +178,7 @@ def _show_hosts(hosts: Sequence[HostStatus], console: Console) -> None:
 
 def _ended(mesh: MeshStatus, *, stopped: bool) -> frozenset[int]:
     """The ranks that the program has stopped, or the lost ones."""
-    return frozenset(rank for group in mesh.endings() if group.stopped == stopped for rank in group.each())
+    return frozenset(rank for group in mesh.ended if group.stopped == stopped for rank in group.each())
 
 
 def _shape(mesh: MeshStatus) -> str:

@@ -157,7 +157,7 @@ def _kept_by_rank(status: JobStatus) -> dict[str, Mapping[int, int] | None]:
     meshes of this name have processes."""
     found: dict[str, Mapping[int, int] | None] = {}
     for mesh in (mesh for session in status.sessions for mesh in session.meshes if mesh.kind == "procs"):
-        if sum(1 for group in mesh.endings() for _ in group.each()) < prod(mesh.sizes.values()):
+        if sum(1 for group in mesh.ended for _ in group.each()) < prod(mesh.sizes.values()):
             found[mesh.name] = mesh.kept_by_rank if mesh.name not in found else None
     return found
 

@@ -141,9 +141,9 @@ function cellsOfHosts(hosts) {
 
 const hostOf = (procs, rank, total) => procs.hosts[Math.floor((rank * procs.hosts.length) / total)] ?? "";
 
-function endedOf(mesh) {  // why each rank ended; a gateway of an older version says it only of the first, and not when
-  const found = new Map(Object.entries(mesh.dead).map(([rank, reason]) => [Number(rank), { reason, stopped: /^mesh (['"]).*\1 was stopped: /.test(reason) }]));
-  for (const group of mesh.ended || [])
+function endedOf(mesh) {  // why each rank ended
+  const found = new Map();
+  for (const group of mesh.ended)
     for (const [first, last] of group.ranks) for (let rank = first; rank <= last; rank++) found.set(rank, group);
   return found;
 }
@@ -169,7 +169,7 @@ function cellsOfProcs(procs, session) {
     const [mesh, ranks] = [...ended].find(([mesh, ranks]) => ranks.has(rank) && (mesh === procs || !ranks.get(rank).stopped)) ?? [];
     const end = ranks?.get(rank);
     const state = end ? (end.stopped ? "stopped" : "lost") : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
-    const kept = procs.kept_by_rank?.[rank];  // a gateway of an older version does not say it
+    const kept = procs.kept_by_rank[rank];
     const said = [host, end ? end.reason + ago(end) : missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
     const about = [said, kept ? `keeps ${megabytes(kept)}` : ""].filter(Boolean).join(", ");
     return { mesh: procs.name, rank, state, about, host, reason: end?.reason ?? missing.get(host), end, report: mesh?.dead[rank], session: session.session };
@@ -349,7 +349,7 @@ const placeOf = (rank, host) => `rank ${rank}${host ? " on " + host : ""}`;
 const latencyText = (seconds) => (seconds < 1 ? `${(seconds * 1000).toFixed(1)} ms` : `${seconds.toFixed(1)} s`);
 
 function stragglerOf(counts) {
-  const worst = counts.stragglers?.[0];  // a gateway of an older version does not say it
+  const worst = counts.stragglers[0];
   if (!worst) return "–";
   const often = `${Math.round((100 * worst.calls) / counts.compared)}% of ${counts.compared}`;
   return `${placeOf(worst.rank, worst.host)}: ${often}, +${latencyText(worst.seconds / worst.calls)}`;
@@ -382,9 +382,8 @@ const sentAt = new Map();  // by call, the time of day: what follows from its ag
 let drawn = null;  // the call whose timeline is shown, also when the gateway no longer reports it
 
 function showTimelines(status) {
-  const older = status.sessions.some(({ timelines, problem }) => !timelines && !problem);
   const found = status.sessions.flatMap(({ session, timelines }) =>
-    (timelines ?? []).filter((call) => !OWN_MESHES.has(call.mesh)).map((call) => ({ ...call, session, key: `timeline ${session} ${call.call}` })));
+    timelines.filter((call) => !OWN_MESHES.has(call.mesh)).map((call) => ({ ...call, session, key: `timeline ${session} ${call.call}` })));
   found.sort((a, b) => (a.seconds !== null) - (b.seconds !== null) || (a.seconds === null ? b.age - a.age : a.age - a.seconds - (b.age - b.seconds)));
   const keys = new Set(found.map((call) => call.key));
   for (const key of sentAt.keys()) if (!keys.has(key)) sentAt.delete(key);
@@ -395,7 +394,7 @@ function showTimelines(status) {
     show.addEventListener("click", () => { drawn = drawn?.key === call.key ? null : { ...call, at: sentAt.get(call.key) }; showTimelines(status); });
     return [`${call.mesh}.${call.endpoint}`, show, sentAt.get(call.key), outcomeOf(call), `${call.answered} of ${call.total}`,
       late ? `${placeOf(late.rank, late.host)}, +${latencyText(late.seconds - call.half)}` : "–", call.session.slice(0, 8)];
-  }), older ? "the gateway is of a version that does not report them" : "no recent call went to several ranks", ["", "", "number", "line", "number", "line"]);
+  }), "no recent call went to several ranks", ["", "", "number", "line", "number", "line"]);
   const again = found.find((call) => call.key === drawn?.key);
   if (again) drawn = { ...again, at: drawn.at };
   else if (drawn && drawn.seconds === null) drawn = { ...drawn, gone: true };

@@ -34,7 +34,6 @@ from meshgate_processes.identity import exit_text
 from meshgate_wire.fields import exception_line, shorten, spans_of
 from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
-    STOPPED,
     CallCounts,
     CallTimeline,
     EndedRanks,
@@ -55,6 +54,7 @@ MAX_REASON = 4096
 MAX_STRAGGLERS = 8  # of an endpoint
 MAX_REASONS = 32  # for which ranks of a mesh ended
 MAX_SHORT_REASON = 512
+STOPPED = "stopped by the program"
 MAX_TIMELINES_IN_FLIGHT, MAX_TIMELINES_ENDED = 8, 16
 _RANK = re.compile(r" ?\{'[^{}]*': \d+/\d+\}")  # in the name of an actor
 LINE_COST = 256  # characters that a line counts for besides its text

@@ -32,6 +32,7 @@ HOSTS = (
     HostStatus(mesh="workers", rank=0, name="workers-0", version="cafe" * 16),
     HostStatus(mesh="workers", rank=1, name="workers-1", state="missing", reason="OOMKilled"),
 )
+KILLED = EndedRanks(ranks=((1, 1), (3, 3)), reason="killed")
 SESSION = SessionStatus(
     session="0123456789abcdef",
     owner="job",
@@ -41,7 +42,7 @@ SESSION = SessionStatus(
     hosts=HOSTS,
     meshes=(
         MeshStatus(kind="procs", name="procs", sizes={"hosts": 2, "gpus": 4}, version="beef" * 16),
-        MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, dead={1: "killed", 3: "killed"}),
+        MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, ended=(KILLED,)),
     ),
     calls=(CALL,),
     calls_in_flight=1,

@@ -141,7 +141,8 @@ def test_what_each_rank_keeps_is_shown_if_one_keeps_something() -> None:
 def test_what_a_rank_keeps_is_unknown_if_several_sessions_have_its_mesh() -> None:
     now = status(None, kept=4_200_000)
     (session,) = now.sessions
-    ended = tuple(each.model_copy(update={"dead": {0: "stopped", 1: "stopped"}}) for each in session.meshes)
+    stopped = EndedRanks(ranks=((0, 1),), reason="stopped by the program", stopped=True)
+    ended = tuple(each.model_copy(update={"ended": (stopped,)}) for each in session.meshes)
     for meshes, expected in ((ended, [0, 4_200_000]), (session.meshes, [None, None])):
         both = now.model_copy(update={"sessions": (session, session.model_copy(update={"meshes": meshes}))})
         look = compare(both, both, 1.0, Usage([process(0), process(1)]))

@@ -66,6 +66,7 @@ def status(hosts: int, gpus: int) -> JobStatus:
         class_name="t.Trainer",
         sizes=sizes,
         dead={3: "<b>fault</b>"},
+        ended=(EndedRanks(ranks=((3, 3),), reason="<b>fault</b>"),),
         endpoints={"step": CallCounts(ended=100, seconds=2.0, in_flight=1)},
     )
     call = CallStatus(
@@ -191,11 +192,11 @@ class FakeSource:
             raise self.error
         self.killed = True
 
-    def make_sound(self, dead: dict[int, str] | None = None) -> None:
-        """Lets every host be ready and every rank be up that is not ``dead`` for a reason."""
+    def make_sound(self) -> None:
+        """Lets every host be ready and every rank be up."""
         hosts = tuple(host.model_copy(update={"state": "ready", "reason": ""}) for host in self.reported.hosts)
         session = self.reported.sessions[0]
-        meshes = tuple(mesh.model_copy(update={"dead": dead or {}}) for mesh in session.meshes)
+        meshes = tuple(mesh.model_copy(update={"dead": {}, "ended": ()}) for mesh in session.meshes)
         session = session.model_copy(update={"hosts": hosts, "meshes": meshes})
         self.reported = self.reported.model_copy(update={"hosts": hosts, "sessions": (session,)})
 

@@ -102,17 +102,6 @@ def test_lost_ranks_have_a_short_reason_and_an_age_and_stopped_ones_need_no_atte
     assert not page.locator("#show-stack").is_visible()
 
 
-def test_ranks_that_an_older_gateway_reports_as_stopped_need_no_attention(open_page: Callable[..., Any]) -> None:
-    source = FakeSource(hosts=1, gpus=4)
-    source.make_sound()
-    mesh = source.reported.sessions[0].meshes[0]
-    mesh = mesh.model_copy(update={"ended": None, "dead": {1: "mesh 'procs' was stopped: done", 2: "it failed"}})
-    session = source.reported.sessions[0]
-    session = session.model_copy(update={"meshes": (mesh, *session.meshes[1:])})
-    source.reported = source.reported.model_copy(update={"sessions": (session,)})
-    assert states(open_page(source), 1)[1:3] == ["stopped", "lost"]
-
-
 def test_what_processes_keep_is_beside_their_mesh(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource(hosts=3, gpus=4))
     assert ", keeps 4.2 MB, session 01234567" in page.locator("#meshes").inner_text()
@@ -378,8 +367,8 @@ def test_a_call_in_flight_names_the_ranks_that_are_missing_until_they_reply(open
 def test_a_call_that_is_no_longer_reported_does_not_seem_to_run(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     page = open_page(source)
-    older = "the gateway is of a version that does not report them"
-    playwright.expect(page.locator("#timelines")).to_have_text(older)
+    none = "no recent call went to several ranks"
+    playwright.expect(page.locator("#timelines")).to_have_text(none)
     source.show_timelines(timeline(7, 1.0, total=2, age=8.0, seconds=None, missing={1: ""}))
     page.locator("#timelines button").click()
     playwright.expect(page.locator("#timeline-title")).to_contain_text(": runs")

@@ -118,7 +118,7 @@ async def test_the_ranks_that_others_have_waited_for_are_named() -> None:
 def ended(client: EngineClient, kind: str = "procs") -> list[tuple[tuple[tuple[int, int], ...], str, int | None]]:
     """The ranks of the mesh that were lost, their reason and exit code."""
     (mesh,) = [each for each in client.engine.inspection.status().meshes if each.kind == kind]
-    return [(each.ranks, each.reason, each.exit_code) for each in mesh.endings() if not each.stopped]
+    return [(each.ranks, each.reason, each.exit_code) for each in mesh.ended if not each.stopped]
 
 
 @async_test
@@ -171,7 +171,7 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
         (((4, 4),), "The actor inner has failed: its process failed", None),
     ]
     (status,) = [each for each in client.engine.inspection.status().meshes if each.kind == "actors"]
-    assert [(each.ranks, each.reason) for each in status.endings() if each.stopped] == [
+    assert [(each.ranks, each.reason) for each in status.ended if each.stopped] == [
         (((6, 7),), "stopped by the program")
     ]
     procs.dead[2] = procs.dead[6] = "process 1 of rank 2 on workers-0 ended"
@@ -182,7 +182,7 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
     assert (len(groups), groups[-1]) == (31, (((36, 63),), "28 other reasons", None))
     actors.dead.update(dict.fromkeys(range(8, 20), "the same reason"))
     (status,) = [each for each in client.engine.inspection.status().meshes if each.kind == "actors"]
-    assert [each.stopped for each in status.endings()] == [True] + [False] * 31  # never among the others
+    assert [each.stopped for each in status.ended] == [True] + [False] * 31  # never among the others
     assert ended(client) == [(((2, 2), (6, 6)), "exited with code 1", 1)]
     await client.end()
 
@@ -268,7 +268,7 @@ async def test_the_times_of_the_first_and_the_last_end_are_known() -> None:
     assert procs.dead.pop(2) == "it is gone"
     assert procs.dead.times.keys() == {0, 1}
     (mesh,) = [each for each in client.engine.inspection.status().meshes if each.kind == "procs"]
-    (group,) = mesh.endings()
+    (group,) = mesh.ended
     assert group.age is not None
     assert group.last_age is not None
     assert 500 <= group.age < 600

@@ -52,7 +52,6 @@ class LogFiles:
         self._files: dict[tuple[str, int], _RankFile] = {}
         self._open: OrderedDict[_RankFile, None] = OrderedDict()  # the one that was written last is last
         self._failing: set[_RankFile] = set()
-        self._unnamed_ranks = False
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             if not any(self._directory.iterdir()):
@@ -73,13 +72,9 @@ class LogFiles:
         for line in lines:
             if not line.ranks or line.end == "\r":  # a line of the gateway; a state of a progress bar
                 continue
-            folder, named = self._folder_of(line), 0
+            folder = self._folder_of(line)
             for rank in line.every_rank():
                 texts.setdefault(self._file(folder, rank), []).append(line)
-                named += 1
-            if named < line.count and not self._unnamed_ranks:
-                self._unnamed_ranks = True
-                notices.append(_notice(_OLDER_GATEWAY.format(directory=self._directory)))
         for file, own in texts.items():
             if (problem := self._append(file, own)) and not self._failing:
                 notices.append(
@@ -157,12 +152,6 @@ class LogFiles:
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # of a network file system, which reports it to write() as well
                 os.close(descriptor)
-
-
-_OLDER_GATEWAY = (
-    "the gateway names only the first 64 ranks of a line that many print, so other ranks' files in {directory} miss "
-    "such lines. Upgrade the gateway"
-)
 
 
 def folder_name(mesh: str) -> str:

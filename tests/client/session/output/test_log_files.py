@@ -45,14 +45,6 @@ def test_all_ranks_of_a_folded_line_get_it(tmp_path: Path) -> None:
     assert set(found) == {f"trainers/{rank}.log" for rank in [*range(99), 100]}
 
 
-def test_an_older_gateway_that_names_some_ranks_is_reported_once(tmp_path: Path) -> None:
-    files = LogFiles(str(tmp_path))
-    (notice,) = files.write([line("a", 0, 1, count=100)])
-    assert "names only the first 64 ranks" in notice.text
-    assert files.write([line("b", 0, 1, count=100)]) == []
-    files.close()
-
-
 def test_more_files_than_may_be_open_keep_all_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "MAX_OPEN", 3)
     files, before = LogFiles(str(tmp_path)), len(os.listdir("/dev/fd"))
