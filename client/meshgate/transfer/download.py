@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from meshgate.errors import PullFailed, StepFailedError, SupervisionError
 from meshgate.session.futures import FutureProxy
@@ -360,16 +360,6 @@ class Entry:
     target: str
 
 
-class Source(Protocol):
-    """The files of one host."""
-
-    host: str
-
-    def listing(self, stop: StopSignal) -> list[Entry]: ...
-
-    def read(self, entry: Entry, offset: int, length: int) -> FutureProxy[Any]: ...
-
-
 class HostFiles:
     """The files below ``remote``, read by a ``FileReader`` on the host. With ``growing``, files may grow while they are
     read, and are read up to the size that they had."""
@@ -422,7 +412,7 @@ class Download:
     numbers of bytes; ``stop`` makes ``run`` raise. Files that are removed meanwhile are left out. With
     ``skip_changed``, files that change while they are read are left for the next download."""
 
-    source: Source
+    source: HostFiles
     remote: str
     local: str
     advance: Callable[[int], None] = lambda count: None

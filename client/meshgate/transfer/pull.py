@@ -27,7 +27,6 @@ from meshgate.transfer.download import (
     Download,
     HostFiles,
     Pulled,
-    Source,
     StopSignal,
     in_threads,
 )
@@ -82,7 +81,7 @@ def _check_ranks(ranks: Sequence[int] | int | None, count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _host_files(hosts: HostMeshProxy, rank: int, remote: str) -> Iterator[Source]:
+def _host_files(hosts: HostMeshProxy, rank: int, remote: str) -> Iterator[HostFiles]:
     procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name="pull")
     try:
         yield HostFiles(procs.spawn("pull", FileReader), remote)

@@ -11,8 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
 from meshgate_wire import Fragments, MessageReceived, Session
@@ -22,19 +23,6 @@ TURN = 256  # calls that are handled in one turn of the event loop before what e
 _FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
 # When they are handled: a later holder need not know of those that flood, and a name may be released by then.
 _UNRECORDED = (*_FLOODS, NameKept)
-
-
-class Records(Protocol):
-    """What is noted of messages for a later holder of the session; ``detached.ledger.Ledger``."""
-
-    active: bool
-
-    def received(self, header: Header) -> None:
-        """A message has arrived. Called only while ``active``."""
-
-    def record(self, header: Header) -> None:
-        """A message is about to be handled, or names kept values and has arrived. Not called for calls and for messages
-        to ports."""
 
 
 @dataclass(slots=True)
@@ -57,7 +45,7 @@ class Dispatch:
         failures: FailureReports,
         *,
         start_task: StartTask,
-        ledger: Records,
+        ledger: Ledger,
         flush_soon: Callable[[], object],
         notice: Callable[[str], object],
         flush_calls: Callable[[], object] = lambda: None,

@@ -15,7 +15,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, OnLost, OnRestored
 from meshgate_gateway.logs import EventLog
+from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_gateway.supervisor.supervisor import KeptDescriptors
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import JobReport
@@ -64,15 +65,6 @@ class Registration(BaseModel):
     monarch: str = Field(default="", max_length=64)
 
 
-class Keeper(Protocol):
-    """What the workers need of the supervisor."""
-
-    @property
-    def kept(self) -> Mapping[str, KeptDescriptors]: ...
-
-    def keep(self, key: str, note: dict[str, Any], descriptors: Sequence[int] = ()) -> None: ...
-
-
 @dataclass(slots=True)
 class Worker:
     """A worker that has registered. ``lost``: why it cannot be used any more. ``signalled``: it has got SIGTERM."""
@@ -105,7 +97,7 @@ class Workers:
         self,
         count: int,
         secret: str,
-        keeper: Keeper,
+        keeper: SupervisorLink,
         *,
         changed: Callable[[], None],
         signalled: Callable[[Worker], None],
@@ -245,7 +237,9 @@ class Cluster(Protocol):
 class SlurmHosts:
     """A HostProvider whose hosts are the workers of one submitted job."""
 
-    def __init__(self, spec: SlurmSpec, job_id: int, cluster: Cluster, workers_secret: str, keeper: Keeper) -> None:
+    def __init__(
+        self, spec: SlurmSpec, job_id: int, cluster: Cluster, workers_secret: str, keeper: SupervisorLink
+    ) -> None:
         self.workers = Workers(
             spec.nodes,
             workers_secret,

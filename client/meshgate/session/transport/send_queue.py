@@ -12,31 +12,22 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from meshgate.errors import MeshgateError, copy_of
 from meshgate.session.futures import FutureProxy
-from meshgate_wire import Header, Sendable
+from meshgate_wire import Header, Sendable, Session
 
 Message: TypeAlias = tuple[Header, Sequence[Sendable], int]  # with its stream
 
 _OVERHEAD = 300  # bytes of a message besides its buffers, roughly
 
 
-class UnsentBytes(Protocol):
-    """How much waits in the session below the queue."""
-
-    @property
-    def queued_bytes(self) -> int: ...
-
-    @property
-    def queued_small_bytes(self) -> int: ...
-
-
 class SendQueue:
-    """Any thread may ``put``; ``consumer``, which never blocks there, takes. ``error`` is set once it is closed."""
+    """Any thread may ``put``; ``consumer``, which never blocks there, takes. ``error`` is set once it is closed. What
+    ``unsent``, the session below, has yet to send counts towards the limit."""
 
-    def __init__(self, limit: int, small_message: int, unsent: UnsentBytes, consumer: threading.Thread) -> None:
+    def __init__(self, limit: int, small_message: int, unsent: Session, consumer: threading.Thread) -> None:
         self.error: MeshgateError | None = None
         self._limit = limit
         self._small_message = small_message

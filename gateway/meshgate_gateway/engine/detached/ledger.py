@@ -175,7 +175,7 @@ class Ledger:
     # --- what passes through
 
     def received(self, header: Header) -> None:
-        """A message of the holder has arrived."""
+        """A message of the holder has arrived. Called only while ``active``."""
         number = getattr(header, "call", None)
         if number is not None:
             self._numbers.add(number)
@@ -185,7 +185,8 @@ class Ledger:
                     self._post(Keeps(calls=(number,)))
 
     def record(self, header: Header) -> None:
-        """Notes what a later holder must know of a message that is about to be handled."""
+        """Notes what a later holder must know of a message that is about to be handled, or that names kept values and
+        has arrived. Not called for calls and for messages to ports."""
         if isinstance(header, (SpawnProcs, SpawnActors, Reload)) and header.version is not None:
             self._code_paths = header.paths
         if isinstance(header, CREATIONS):

@@ -25,6 +25,7 @@ from meshgate_gateway.engine.monarch.interface import (
 from meshgate_gateway.engine.objects.records import ActorMesh, Deaths, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.output.worker_streams import WorkerStreams
 from meshgate_wire.messages import Fault as FaultMessage
 from meshgate_wire.messages import Region
 
@@ -241,13 +242,6 @@ class WatcherSpawner(EngineActors, Readiness, Protocol):
     """What watching needs of Monarch."""
 
 
-class Listener(Protocol):
-    """Where watchers connect to."""
-
-    secret: str
-    address: str
-
-
 @dataclass(slots=True)
 class _Watch:
     """Some processes, whose ``meshes`` the session got one or more times, and their watchers."""
@@ -269,7 +263,7 @@ class Watching:
         self,
         objects: ObjectTable,
         monarch: WatcherSpawner,
-        listener: Listener,
+        listener: WorkerStreams,
         *,
         start_task: StartTask,
         ranks_died: Callable[[ActorMesh], None],
