@@ -110,13 +110,15 @@ class HostsReply(_Model):
 
 
 class HostLost(_Model):
-    """A host from an earlier HostsReply has exited. ``returns``: a replacement may follow."""
+    """A host from an earlier HostsReply has exited. ``returns``: a replacement may follow. ``removed``: the mesh has
+    been scaled, and the host is no longer part of it."""
 
     type: Literal["host_lost"] = "host_lost"
     mesh: str
     host: str
     reason: Reason
     returns: bool = False
+    removed: bool = False
 
 
 class HostRestored(_Model):

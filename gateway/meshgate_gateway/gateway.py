@@ -162,10 +162,11 @@ async def _assemble(
     metrics = functools.cache(lambda: _metrics(sessions, hosts))
     name = gateway_name(settings.read_token().get_secret_value())
     routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner, name=name)
-    if cluster is not None:
+    if cluster is not None and pods is not None:
         routes.restart_reason, routes.job = cluster.restart_reason, cluster.name
-    if pods is not None:
+        routes.read_sizes = functools.partial(cluster.read_sizes, pods)
         pods.watch_endings(sessions.host_ending)
+        pods.watch_removals(functools.partial(sessions.host_lost, removed=True))
     if nodes is not None:
         nodes.watch_end(sessions.job_ending)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}

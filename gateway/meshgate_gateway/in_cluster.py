@@ -10,6 +10,7 @@ from pathlib import Path
 import async_timeout
 
 from meshgate_gateway.hosts.kubernetes import KubernetesHosts
+from meshgate_gateway.hosts.provider import HostsUnavailable
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
 from meshgate_gateway.logs import EventLog
@@ -47,7 +48,7 @@ class ClusterJob:
 
         A further server of the gateway takes the job from the supervisor, and so starts while the API server is down.
         """
-        self._api, self._supervisor = api, supervisor
+        self._api, self._supervisor, self._reading = api, supervisor, asyncio.Lock()
         if kept := supervisor.kept.get(KEPT):
             self._spec, self._uid = JobSpec.model_validate_json(kept.note["spec"]), str(kept.note["uid"])
         else:
@@ -67,6 +68,18 @@ class ClusterJob:
 
     def hosts(self) -> KubernetesHosts:
         return KubernetesHosts(self._api, self._spec, self._supervisor)
+
+    async def read_sizes(self, hosts: KubernetesHosts) -> None:
+        """Has ``hosts`` use the numbers of hosts that the meshes of the job have been scaled to. Raises
+        HostsUnavailable."""
+        async with self._reading:  # else an older answer could come last
+            try:
+                spec, _ = await asyncio.to_thread(read_spec, self._api, self._spec.name, self._spec.namespace)
+            except (KubernetesError, ValueError) as error:
+                raise HostsUnavailable(f"the gateway cannot read the specification of its job: {error}") from error
+            self._spec = spec
+            self._supervisor.keep(KEPT, {"spec": spec.model_dump_json(), "uid": self._uid})
+            hosts.resize(spec)
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:
         return KubernetesAuthenticator(token, KubernetesUsers(self._api), self._spec.namespace)

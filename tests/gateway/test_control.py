@@ -45,6 +45,7 @@ DEADLINE = 60.0
         (control.NewConnection(head="GET / HTTP/1.1\r\n\r\n"), "connection"),
         (control.HostsReply(mesh="workers", hosts=(HOST,), more=True), "hosts"),
         (control.HostLost(mesh="workers", host="workers-0", reason="OOMKilled", returns=True), "host_lost"),
+        (control.HostLost(mesh="workers", host="workers-0", reason="removed", removed=True), "host_lost"),
         (control.HostRestored(mesh="workers", rank=0, host=HOST), "host_back"),
         (control.EndSession(reason="done"), "end"),
         (control.ReportState(), "report_state"),

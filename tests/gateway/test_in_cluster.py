@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from meshgate_gateway import in_cluster
+from meshgate_gateway.hosts.provider import HostsUnavailable
 from meshgate_gateway.http.auth import Identity, TokenAuthenticator
 from meshgate_gateway.http.messages import HeadParser, Request
 from meshgate_gateway.in_cluster import ClusterJob, create_provisioner
@@ -18,6 +19,7 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import NoCluster, NotFound
 from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.manifests.job_objects import sizes_data
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import job
 from tests.gateway.unsupervised import Unsupervised
@@ -116,3 +118,24 @@ def test_a_silent_api_server_delays_a_list_of_sessions_little(
         return found
 
     assert asyncio.run(reason()) == ""
+
+
+def test_the_numbers_of_hosts_of_a_scaled_job_are_read_and_kept_for_a_further_server(cluster: FakeApi) -> None:
+    supervisor = Unsupervised()
+
+    async def run() -> None:
+        running = cluster_job(cluster, supervisor)
+        hosts = running.hosts()
+        try:
+            cluster.merge_patch("ConfigMap", "trainer", "team", {"data": sizes_data({"workers": 1})})
+            assert hosts.meshes() == {"workers": 2}
+            await running.read_sizes(hosts)
+            assert hosts.meshes() == {"workers": 1}
+            await running.delete()
+            with pytest.raises(HostsUnavailable, match=r"cannot read the specification of its job: .*'trainer'"):
+                await running.read_sizes(hosts)
+        finally:
+            await hosts.close()
+
+    asyncio.run(run())
+    assert cluster_job(FakeApi(), supervisor)._spec.meshes[0].replicas == 1

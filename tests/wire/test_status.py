@@ -19,3 +19,17 @@ def test_runs_that_have_not_ended_are_live() -> None:
     run = {"name": "night", "command": (), "age": 1}
     states = ["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost"]
     assert [RunStatus.model_validate({**run, "state": state}).live for state in states] == [True] * 4 + [False] * 4
+
+
+def test_hosts_are_in_use_while_a_process_on_them_runs() -> None:
+    def ended(*ranks: int) -> list[dict[str, object]]:
+        return [EndedRanks(ranks=tuple((rank, rank) for rank in ranks), reason="no").model_dump()]
+
+    def mesh(**facts: object) -> MeshStatus:
+        return MeshStatus.model_validate({"kind": "procs", "name": "procs", "sizes": {"gpus": 8}, **facts})
+
+    hosts = ("workers-0", "workers-1")
+    assert mesh(hosts=hosts, ended=[]).hosts_in_use() == set(hosts)
+    assert mesh(hosts=hosts, ended=ended(0, 1, 2, 4, 5, 6, 7)).hosts_in_use() == {"workers-0"}
+    assert mesh(hosts=hosts, ended=ended(*range(8))).hosts_in_use() == set()
+    assert mesh().hosts_in_use() == set()  # an endpoint returned it

@@ -6,6 +6,7 @@ durations in seconds, because clocks of different machines differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
@@ -128,6 +129,13 @@ class MeshStatus(_Model):
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
     kept: int = Field(default=0, description="of procs: roughly the bytes of the values that stay in them")
     kept_by_rank: dict[int, int] = Field(default={}, description="the same, by rank")
+
+    def hosts_in_use(self) -> set[str]:
+        """The hosts on which processes of this mesh run; none for actors."""
+        ended = {rank for group in self.ended for rank in group.each()}
+        per_host = math.prod(self.sizes.values()) // max(1, len(self.hosts))
+        ranks = range(per_host * len(self.hosts))
+        return {self.hosts[rank // per_host] for rank in ranks if rank not in ended}
 
 
 class HostStatus(_Model):

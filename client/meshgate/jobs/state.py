@@ -71,11 +71,17 @@ def attach_meshes(client: Client, meshes: Mapping[str, int], previous: JobState 
     """The host meshes ``meshes`` in ``client``'s session: usable ones of ``previous``, and newly attached others.
 
     A session attaches to the hosts of a mesh once. A host that restarts rejoins the mesh that lost it, and the other
-    hosts stay usable. A mesh is attached again if it belongs to another session, failed to attach or was shut down.
+    hosts stay usable. A mesh is attached again if it belongs to another session, failed to attach, was shut down, or
+    has another size now.
     """
     known = previous._hosts if previous is not None else {}
-    hosts = {
-        name: known[name] if name in known and known[name].is_usable_in(client) else client.attach_hosts(name, count)
-        for name, count in meshes.items()
-    }
+    hosts: dict[str, HostMeshProxy] = {}
+    for name, count in meshes.items():
+        usable = name in known and known[name].is_usable_in(client)
+        if usable and len(known[name]) == count:
+            hosts[name] = known[name]
+            continue
+        if usable:  # the job was scaled: some of its hosts have nothing of what was done on the others
+            client.objects.host_restarts[name] = client.objects.host_restarts.get(name, 0) + 1
+        hosts[name] = client.attach_hosts(name, count)
     return previous if previous is not None and hosts == known else JobState(hosts)

@@ -249,6 +249,14 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
 
         return sync_for(self._open_client("sync()"), sync_dirs).push_and_wait(watch=watch, quiet=quiet)
 
+    def scale(
+        self, mesh: str, hosts: int, *, timeout: float | None = None, cached_path: str | None = DEFAULT_JOB_PATH
+    ) -> None:
+        """Changes the number of hosts of a mesh. Raises ``JobUnsupported``, unless this is a ``KubernetesJob``."""
+        raise JobUnsupported(
+            f"a {type(self).__name__} cannot be scaled: end it, and start a job whose mesh {mesh!r} has {hosts} hosts"
+        )
+
     @property
     def client(self) -> Client:
         """The client of the job's session, which ``use_client`` takes in a program with several jobs.

@@ -234,8 +234,13 @@ class Dispatcher:
         if hosts.hosts and not (hosts.ending and hosts.hosts == header.hosts):
             self._objects.host_restarts[hosts.name] = self._objects.host_restarts.get(hosts.name, 0) + 1
         hosts.hosts, hosts.ending = header.hosts, {}
+        if self.takeover is not None and not self.takeover.complete.done():
+            hosts.expected_hosts = len(header.hosts)  # the job may have been scaled since the mesh was attached
         if len(header.hosts) != hosts.expected_hosts:
-            reason = f"mesh {hosts.name!r} has {len(header.hosts)} hosts, but the job has {hosts.expected_hosts}"
+            reason = (
+                f"mesh {hosts.name!r} has {len(header.hosts)} hosts, but the job has {hosts.expected_hosts} as far as "
+                "this program knows. If the job was scaled meanwhile, call job.apply(), then job.state()"
+            )
             self._creation_failed(hosts.number, Failure(kind="invalid", message=reason))
 
     def _host_ending(self, header: HostEnding, message: MessageReceived) -> None:

@@ -25,7 +25,6 @@ from meshgate_kubernetes.manifests.job_objects import (
     GROUPS_ANNOTATION,
     OPERATOR_SELECTOR,
     OWNER_ANNOTATION,
-    SPEC_KEY,
     monarch_mesh_name,
     statefulset_selector,
 )
@@ -95,13 +94,18 @@ def required_permissions(spec: JobSpec, *, forward: bool) -> Iterator[Permission
 
 def require_permissions(api: Api, spec: JobSpec, *, forward: bool) -> None:
     """Raises Forbidden with all missing permissions."""
-    rules = api.list_rules(spec.namespace)
-    unlisted = [each for each in required_permissions(spec, forward=forward) if not each.granted_by(rules)]
-    missing = [each for each in unlisted if not api.is_allowed(each.resource_attributes(spec.namespace))]
+    require_each(api, spec.namespace, required_permissions(spec, forward=forward))
+
+
+def require_each(api: Api, namespace: str, permissions: Iterable[Permission]) -> None:
+    """Raises Forbidden with all of ``permissions`` that are missing."""
+    rules = api.list_rules(namespace)
+    unlisted = [each for each in permissions if not each.granted_by(rules)]
+    missing = [each for each in unlisted if not api.is_allowed(each.resource_attributes(namespace))]
     if missing:
         first = missing[0]
-        user = api.denied_user(first.verb, first.kind, spec.namespace) if not first.subresource else ""
-        raise Forbidden(first.verb, first.resource, spec.namespace, user=user, detail=_others(missing))
+        user = api.denied_user(first.verb, first.kind, namespace) if not first.subresource else ""
+        raise Forbidden(first.verb, first.resource, namespace, user=user, detail=_others(missing))
 
 
 def _others(missing: Sequence[Permission]) -> str:
@@ -200,6 +204,7 @@ def start(
     spec = resolve(api, requested)
     require_permissions(api, spec, forward=forward)
     parent, new = _create_or_find(api, spec, owner, groups)
+    spec = manifests.with_sizes(spec, manifests.sizes_of(parent))
     uid = str(parent["metadata"]["uid"])
     try:
         if new:
@@ -236,7 +241,8 @@ def _create_or_find(api: Api, spec: JobSpec, owner: str, groups: Sequence[str]) 
         raise Conflict(
             f"a job {spec.name!r} {whose} is already running in namespace {spec.namespace!r}: choose another name"
         ) from conflict
-    if _with_cpu_limits(existing, False) != _with_cpu_limits(spec, False):  # the namespace may have changed
+    same = (_with_cpu_limits(each, False) for each in (existing, manifests.asked_spec(parent)))
+    if _with_cpu_limits(spec, False) not in same:  # the limits of the namespace may have changed
         raise Conflict(
             f"a job {spec.name!r} with a different specification is already running in namespace "
             f"{spec.namespace!r}: choose another name, or end it first; {_how_to_end(spec)}"
@@ -256,18 +262,23 @@ def _clean_up(api: Api, spec: JobSpec, uid: str) -> None:
 
 
 def find(api: Api, name: str, namespace: str) -> RunningJob:
-    """The running job of this name. Raises NotFound, and Rejected if another version of meshgate created it."""
+    """The running job of this name. Raises as ``read_current`` does."""
+    spec, uid = read_current(api, name, namespace)
+    secret = api.get("Secret", Names(name).secret, namespace)
+    token = base64.b64decode(secret["data"]["token"]).decode()
+    meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
+    return RunningJob(name=name, namespace=namespace, uid=uid, token=token, meshes=meshes)
+
+
+def read_current(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:
+    """As ``objects.read_spec``. Raises NotFound, and Rejected if another version of meshgate created the job."""
     try:
-        spec, uid = objects.read_spec(api, name, namespace)
+        return objects.read_spec(api, name, namespace)
     except ValueError:
         raise Rejected(
             f"job {name!r} in namespace {namespace!r} was created by another version of meshgate: use that version, "
             f"or end the job with `meshgate kill -n {namespace} {name}`"
         ) from None
-    secret = api.get("Secret", Names(name).secret, namespace)
-    token = base64.b64decode(secret["data"]["token"]).decode()
-    meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
-    return RunningJob(name=name, namespace=namespace, uid=uid, token=token, meshes=meshes)
 
 
 class ListedJob(BaseModel):
@@ -296,7 +307,7 @@ def _listed(parent: Object) -> ListedJob:
     metadata = parent["metadata"]
     meshes = gpus = None
     with suppress(ValueError):
-        spec = JobSpec.model_validate_json((parent.get("data") or {}).get(SPEC_KEY, ""))
+        spec = manifests.with_sizes(manifests.asked_spec(parent), manifests.sizes_of(parent))
         meshes, gpus = {mesh.name: mesh.replicas for mesh in spec.meshes}, spec.gpu_count
     return ListedJob(
         name=metadata["name"],
@@ -327,13 +338,16 @@ def _groups(parent: Object) -> tuple[str, ...]:
     return tuple(map(str, groups)) if isinstance(groups, list) else ()
 
 
-def is_running(api: Api, job: RunningJob) -> bool:
-    """Whether the job exists and is not being deleted, whichever version of meshgate created it."""
+def refreshed(api: Api, job: RunningJob) -> RunningJob | None:
+    """The job with the numbers of hosts that it has now, whichever version of meshgate created it. None if it does not
+    exist, or is being deleted."""
     try:
-        metadata = api.get("ConfigMap", Names(job.name).parent, job.namespace)["metadata"]
+        parent = api.get("ConfigMap", Names(job.name).parent, job.namespace)
     except NotFound:
-        return False
-    return bool(metadata["uid"] == job.uid) and "deletionTimestamp" not in metadata
+        return None
+    if parent["metadata"]["uid"] != job.uid or "deletionTimestamp" in parent["metadata"]:
+        return None
+    return job.model_copy(update={"meshes": {**job.meshes, **manifests.sizes_of(parent)}})
 
 
 def end(api: Api, job: RunningJob | ListedJob) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import secrets
 import time
@@ -136,13 +135,14 @@ def read_spec(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:
 
 
 def read_parent(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
-    """The specification of the job ``name``, and its parent. Raises NotFound if it does not exist or is being deleted,
-    ValueError if another version of meshgate created it."""
+    """The specification of the job ``name``, with the numbers of hosts that it has now, and its parent.
+
+    Raises NotFound if it does not exist or is being deleted, ValueError if another version of meshgate created it.
+    """
     parent = api.get("ConfigMap", Names(name).parent, namespace)
-    text = (parent.get("data") or {}).get(manifests.SPEC_KEY)
-    if text is None or "deletionTimestamp" in parent["metadata"]:
+    if manifests.SPEC_KEY not in (parent.get("data") or {}) or "deletionTimestamp" in parent["metadata"]:
         raise NotFound(f"no job {name!r} in namespace {namespace!r}")
-    return JobSpec.model_validate(json.loads(text)), parent
+    return manifests.with_sizes(manifests.asked_spec(parent), manifests.sizes_of(parent)), parent
 
 
 def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshgate_kubernetes.manifests.names import (
     COMPONENT_LABEL,
@@ -33,6 +33,7 @@ from meshgate_kubernetes.manifests.pods import (
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 
 SPEC_KEY = "job.json"
+SIZE_KEY = "hosts."  # then the name of a mesh: how many hosts it has been scaled to
 OPTIONAL_KINDS = frozenset({"PodDisruptionBudget"})  # a job works without; some users may not create them
 OLDER_VERSIONS = {"PodDisruptionBudget": "policy/v1beta1"}  # Kubernetes 1.20
 OWNER_ANNOTATION = "meshgate.dev/asked-for-by"
@@ -60,6 +61,28 @@ def parent(spec: JobSpec, owner: str = "", attempt: str = "", groups: Sequence[s
         **head,
         "data": {SPEC_KEY: spec.model_dump_json(exclude_defaults=True)},
     }
+
+
+def asked_spec(parent: Object) -> JobSpec:
+    """The specification that the creator of the job asked for. Raises ValueError if another version of meshgate did."""
+    return JobSpec.model_validate_json((parent.get("data") or {}).get(SPEC_KEY, ""))
+
+
+def sizes_data(sizes: Mapping[str, int]) -> dict[str, str]:
+    """What the data of the parent says of meshes that have been scaled to ``sizes``."""
+    return {f"{SIZE_KEY}{mesh}": str(hosts) for mesh, hosts in sizes.items()}
+
+
+def sizes_of(parent: Object) -> dict[str, int]:
+    """The numbers of hosts of meshes that have been scaled."""
+    data = parent.get("data") or {}
+    return {key.removeprefix(SIZE_KEY): int(hosts) for key, hosts in data.items() if key.startswith(SIZE_KEY)}
+
+
+def with_sizes(spec: JobSpec, sizes: Mapping[str, int]) -> JobSpec:
+    """``spec`` with these numbers of hosts."""
+    meshes = (each.model_copy(update={"replicas": sizes.get(each.name, each.replicas)}) for each in spec.meshes)
+    return spec.model_copy(update={"meshes": tuple(meshes)})
 
 
 def token_secret(spec: JobSpec, token: str) -> Object:

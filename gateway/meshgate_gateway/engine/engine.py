@@ -424,9 +424,9 @@ class Engine:
         else:
             self._supervision.fault(fault)
 
-    def host_lost(self, host: str, reason: str, *, returns: bool) -> None:
-        """The server reports that a host ended. ``returns``: it is expected to restart or be replaced."""
-        self._hosts.host_lost(host, reason, returns=returns)
+    def host_lost(self, host: str, reason: str, *, returns: bool, removed: bool = False) -> None:
+        """The server reports that a host ended: see ``HostWatch.host_lost``."""
+        self._hosts.host_lost(host, reason, returns=returns, removed=removed)
         self._supervision.host_lost(host)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:

@@ -135,11 +135,14 @@ class Inspection:
 
     def status(self) -> EngineStatus:
         calls, total = self._calls.statuses(MAX_CALLS)
-        known = self._objects.values()
+        # Of meshes of the same name the newest: the job may have been scaled.
+        attached = {
+            (mesh.name, number > 0): mesh for number, mesh in self._objects.items() if isinstance(mesh, HostMesh)
+        }
         return EngineStatus(
             name=self._session_name(),
             version=self._code.current_version,
-            hosts=tuple(status for mesh in known if isinstance(mesh, HostMesh) for status in self._hosts(mesh)),
+            hosts=tuple(status for mesh in attached.values() for status in self._hosts(mesh)),
             meshes=self._meshes(),
             calls=tuple(calls),
             calls_in_flight=total,

@@ -35,6 +35,8 @@ log = EventLog()
 
 READY_TIMEOUT = 600.0
 OnEnding: TypeAlias = Callable[[str, str, str, float], None]
+OnRemoved: TypeAlias = Callable[[str, str, str], None]
+REMOVED = "job.scale() has removed it from the mesh. Call job.apply(), then job.state(), for the hosts that remain"
 KEPT = "hosts of mesh "  # begins the keys of what the supervisor keeps of them
 TIMEOUT = 1.0  # seconds
 LATE = 5.0  # seconds after its grace period that a pod may end; on a node that is gone, it never says so
@@ -50,6 +52,7 @@ class KubernetesHosts:
         self._on_lost: OnLost = lambda mesh, host, reason: None
         self._on_restored: OnRestored = lambda mesh, rank, host: None
         self._on_ending: OnEnding = lambda mesh, host, reason, seconds: None
+        self._on_removed: OnRemoved = lambda mesh, host, reason: None
         self._ending: dict[str, tuple[float, str]] = {}  # by uid, of pods that are being deleted: until when, and why
         self._stopping: set[str] = set()  # IDs of the containers that kubelets stop by themselves
         self._announcing: set[asyncio.Task[None]] = set()
@@ -74,18 +77,33 @@ class KubernetesHosts:
         to be deleted, unless the whole job is, or a kubelet ends it."""
         self._on_ending = on_ending
 
+    def watch_removals(self, on_removed: OnRemoved) -> None:
+        """``on_removed(mesh, host, reason)`` is called when a host that ``hosts`` returned has left its mesh."""
+        self._on_removed = on_removed
+
+    def resize(self, spec: JobSpec) -> None:
+        """The meshes have the numbers of hosts of ``spec`` now. The pods of removed hosts may be there for a while."""
+        self._spec = spec
+        for mesh in spec.meshes:
+            known = self._handed_out[mesh.name]
+            for rank, host in known.items():
+                if host is not None and rank >= mesh.replicas:
+                    known[rank] = None
+                    self._on_removed(mesh.name, host.name, REMOVED)
+            self._keep(mesh.name)
+        self._report_changes()
+
     def meshes(self) -> Mapping[str, int]:
         return {mesh.name: mesh.replicas for mesh in self._spec.meshes}
 
     async def hosts(self, mesh: str) -> tuple[Host, ...]:
-        spec = self._mesh(mesh)
         changed = asyncio.Event()
         self._waiting.add(changed)
         try:
             async with async_timeout.timeout(READY_TIMEOUT):
-                found = await self._wait_ready(spec, changed)
+                found = await self._wait_ready(mesh, changed)
         except asyncio.TimeoutError:
-            raise HostsUnavailable(self._why_not_ready(spec)) from None
+            raise HostsUnavailable(self._why_not_ready(self._mesh(mesh))) from None
         finally:
             self._waiting.discard(changed)
         self._report_changes()  # earlier losses come before the new hosts
@@ -93,7 +111,8 @@ class KubernetesHosts:
         known.update({host.rank: host for host in found if host.rank not in known})
         self._keep(mesh)
         ready = [_wire_host(host) for host in found]
-        if spec.worker is not None and spec.worker.template is None:  # the pods of a mesh have the same image
+        worker = self._mesh(mesh).worker
+        if worker is not None and worker.template is None:  # the pods of a mesh have the same image
             ready[0] = await with_versions(ready[0])
         return tuple(ready)
 
@@ -110,7 +129,7 @@ class KubernetesHosts:
         self._waiting.add(changed)
         try:
             for mesh in self._spec.meshes:
-                await self._wait_ready(mesh, changed)
+                await self._wait_ready(mesh.name, changed)
         finally:
             self._waiting.discard(changed)
 
@@ -120,9 +139,10 @@ class KubernetesHosts:
         await asyncio.to_thread(self._observer.close)
         await asyncio.to_thread(self._stops.close)
 
-    async def _wait_ready(self, mesh: MeshSpec, changed: asyncio.Event) -> list[discovery.WorkerHost]:
+    async def _wait_ready(self, name: str, changed: asyncio.Event) -> list[discovery.WorkerHost]:
         while True:
             changed.clear()
+            mesh = self._mesh(name)  # it may be scaled meanwhile
             if (found := discovery.ready_hosts(mesh, self._pods(mesh))) is not None:
                 return found
             await changed.wait()

@@ -69,9 +69,10 @@ class RunService(Protocol):
 @dataclass(slots=True)
 class Routes:
     """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
-    reports. ``restart_reason``: why an earlier gateway of the job was replaced by this one, or "". ``draining``: why
-    the gateway accepts no more sessions; None while it does. ``name`` is the gateway's in proofs. ``job``: what
-    identifies the job in the audit log, if its gateway serves one of several in a cluster."""
+    reports. ``restart_reason``: why an earlier gateway of the job was replaced by this one, or "". ``read_sizes`` reads
+    from the cluster how many hosts each mesh has, and raises HostsUnavailable. ``draining``: why the gateway accepts no
+    more sessions; None while it does. ``name`` is the gateway's in proofs. ``job``: what identifies the job in the
+    audit log, if its gateway serves one of several in a cluster."""
 
     authenticator: Authenticator
     sessions: SessionManager
@@ -81,6 +82,7 @@ class Routes:
     runs: RunService | None = None
     job_facts: Callable[[], dict[str, Any]] = dict
     restart_reason: Callable[[], Awaitable[str]] | None = None
+    read_sizes: Callable[[], Awaitable[None]] | None = None
     draining: str | None = None
     name: str = ""
     job: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +94,8 @@ class Routes:
         of_runs = self.runs is not None and (path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"))
         of_jobs = self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/"))
         ends = request.method == "POST" and END_PATH.fullmatch(path) is not None
-        posts = request.method == "POST" and (of_runs or ends or (of_jobs and path != "/v1/jobs"))
+        reads_sizes = path == "/v1/job" and self.read_sizes is not None
+        posts = request.method == "POST" and (of_runs or ends or reads_sizes or (of_jobs and path != "/v1/jobs"))
         if request.method not in ("GET", "HEAD") and not posts:
             reason = f"the method {request.method} is not allowed: use GET"
             return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason, headers={"Allow": "GET, HEAD"})
@@ -134,7 +137,12 @@ class Routes:
         self._read[caller, action] = now
         audit(action, origin, caller=caller, **self.job)
 
-    def _job(self) -> Response:
+    async def _job(self, request: Request) -> Response:
+        if request.method == "POST" and self.read_sizes is not None:
+            try:
+                await self.read_sizes()
+            except HostsUnavailable as error:
+                return Response.error(HTTPStatus.CONFLICT, str(error))
         python = PYTHON_VERSION.rpartition(".")[0]
         counts = self.sessions.statistics()
         return Response(
@@ -157,7 +165,7 @@ class Routes:
             return caller
         if ends := END_PATH.fullmatch(path):
             return await self._end_session(ends[1], origin, caller)
-        if not posts:
+        if not posts or path in READING:
             self._audit_reading(action, origin, caller.caller)
         if path in READING:
             return await self._describe(path, request, caller)
@@ -170,7 +178,7 @@ class Routes:
         if path == "/metrics":
             return self.metrics().response()
         if path == "/v1/job":
-            return self._job()
+            return await self._job(request)
         if path == "/v1/hosts":
             return await self._hosts(request)
         if path == "/v1/sessions":

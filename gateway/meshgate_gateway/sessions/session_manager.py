@@ -217,11 +217,14 @@ class SessionManager:
             if not handover.done():
                 handover.set_result(taken)
 
-    def host_lost(self, mesh: str, host: str, reason: str) -> None:
-        """Reports a lost host, with the reason, to the sessions that use its mesh."""
+    def host_lost(self, mesh: str, host: str, reason: str, *, removed: bool = False) -> None:
+        """Reports a lost host, with the reason, to the sessions that use its mesh. ``removed``: it is no longer a part
+        of the mesh."""
+        returns = not removed and self._hosts.replaces_hosts(mesh)
+        lost = HostLost(mesh=mesh, host=host, reason=reason, returns=returns, removed=removed)
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
-                engine.send(HostLost(mesh=mesh, host=host, reason=reason, returns=self._hosts.replaces_hosts(mesh)))
+                engine.send(lost)
 
     def host_ending(self, mesh: str, host: str, reason: str, seconds: float) -> None:
         """Reports to the sessions that use the mesh of a host that the cluster is going to end it."""

@@ -65,14 +65,20 @@ class FakeMesh:
     def is_usable_in(self, client: Any) -> bool:
         return self.usable
 
+    def __len__(self) -> int:
+        return self.size
+
 
 class FakeClient:
+    def __init__(self) -> None:
+        self.objects = SimpleNamespace(host_restarts={})
+
     def attach_hosts(self, name: str, size: int) -> FakeMesh:
         return FakeMesh(name, size)
 
 
-def attach(meshes: dict[str, int], previous: Any = None) -> Any:
-    return attach_meshes(FakeClient(), meshes, previous)  # type: ignore[arg-type]
+def attach(meshes: dict[str, int], previous: Any = None, client: FakeClient | None = None) -> Any:
+    return attach_meshes(client or FakeClient(), meshes, previous)  # type: ignore[arg-type]
 
 
 def test_usable_meshes_are_kept_and_others_attached_again() -> None:
@@ -90,3 +96,12 @@ def test_a_mesh_that_the_job_no_longer_has_is_dropped() -> None:
     second = attach({"trainers": 2}, first)
     assert second is not first
     assert dir(second).count("readers") == 0
+
+
+def test_a_mesh_of_another_size_is_attached_again_and_has_hosts_that_have_nothing_yet() -> None:
+    client = FakeClient()
+    first = attach({"trainers": 2, "readers": 1}, client=client)
+    second = attach({"trainers": 3, "readers": 1}, first, client)
+    assert (second.trainers.size, first.trainers.size) == (3, 2)
+    assert second.readers is first.readers
+    assert client.objects.host_restarts == {"trainers": 1}

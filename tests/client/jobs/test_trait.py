@@ -647,3 +647,10 @@ class Trainer:
         dump_class(names["Trainer"], by_value=True)
     with pytest.raises(InvalidRequestError, match="a job cannot be sent to workers"):
         dumps([job])
+
+
+def test_a_job_of_another_type_than_kubernetes_cannot_be_scaled() -> None:
+    with pytest.raises(
+        JobUnsupported, match="a FakeJob cannot be scaled: end it, and start a job whose mesh 'workers'"
+    ):
+        FakeJob(1).scale("workers", 2)

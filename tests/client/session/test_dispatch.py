@@ -28,6 +28,8 @@ from meshgate.session.pending_calls import PendingCalls
 from meshgate.session.settings import ClientSettings
 from meshgate_wire import Fragments, Header, Session
 from meshgate_wire.messages import (
+    Attached,
+    AttachHosts,
     Call,
     Configure,
     Detach,
@@ -37,6 +39,7 @@ from meshgate_wire.messages import (
     Failure,
     Fault,
     Host,
+    HostsAttached,
     Output,
     OutputLine,
     Returned,
@@ -151,7 +154,7 @@ def test_a_remote_error_has_rank_host_and_exception(gateway: ScriptedGateway, cl
 def test_a_host_mesh_of_another_size_than_the_jobs_fails(gateway: ScriptedGateway, client: Client) -> None:
     gateway.on[Call] = lambda *_: None
     mesh: Any = client.attach_hosts("workers", 3).spawn("counters", Counter)
-    with pytest.raises(StepFailedError, match="mesh 'workers' has 2 hosts, but the job has 3"):
+    with pytest.raises(StepFailedError, match=r"has 2 hosts, but the job has 3 .* call job\.apply\(\), then"):
         mesh.add.call(1).get(timeout=20)
 
 
@@ -222,6 +225,25 @@ def test_host_names_are_recorded(gateway: ScriptedGateway, client: Client) -> No
     hosts.initialized.get(timeout=20)
     assert isinstance(hosts, HostMeshProxy)
     assert hosts._owned.remote.hosts == (Host(name="workers-0"), Host(name="workers-1"))
+
+
+def test_a_session_that_is_taken_over_has_meshes_of_the_size_that_they_were_attached_with(
+    gateway: ScriptedGateway,
+) -> None:
+    """The job may have been scaled since, or before."""
+    client = Client(UrlDialer(gateway.url, TOKEN), session_id="ab" * 16, mesh_sizes={"workers": 2})
+    client.wait_connected()
+    assert client.takeover is not None
+    session = gateway.session()
+    hosts = tuple(Host(name=f"workers-{rank}") for rank in range(3))
+    attached = Attached(name="train", takeovers=1, next_object=2, next_call=1)
+    for header in (AttachHosts(object=1, mesh="workers"), HostsAttached(object=1, hosts=hosts), attached):
+        gateway.do(lambda header=header: session.send(header))
+    client.takeover.complete.get(timeout=60)
+    remote = client.objects.get(1)
+    assert remote is not None
+    assert (remote.expected_hosts, remote.failure) == (3, None)
+    client.close()
 
 
 def test_a_session_that_ends_before_its_state_has_arrived_fails_the_takeover(gateway: ScriptedGateway) -> None:

@@ -67,11 +67,26 @@ class FakeApi:
 
     def _make_pods(self, owner: Object) -> None:
         template = owner["spec"]["template"]
-        for ordinal in range(owner["spec"]["replicas"]):
-            made = pod(f"{owner['metadata']['name']}-{ordinal}", ready=self.pods_come_up, owner=owner["kind"])
-            references = [{"kind": owner["kind"], "uid": owner["metadata"]["uid"]}]
+        names = [f"{owner['metadata']['name']}-{ordinal}" for ordinal in range(owner["spec"]["replicas"])]
+        uid = owner["metadata"]["uid"]
+        present = {each["metadata"]["name"]: each for each in self._objects.values() if uid in _owners(each)}
+        for name in present.keys() - set(names):
+            self._drop(present[name])
+        for name in [each for each in names if each not in present]:
+            made = pod(name, ready=self.pods_come_up, owner=owner["kind"])
+            references = [{"kind": owner["kind"], "uid": uid}]
             head = {"namespace": owner["metadata"]["namespace"], "labels": template["metadata"]["labels"]}
             self._put({**made, "metadata": {**made["metadata"], **head, "ownerReferences": references}})
+
+    def merge_patch(self, kind: str, name: str, namespace: str, patch: Object) -> Object:
+        with self._changed:
+            obj = self.get(kind, name, namespace)
+            changed = {**obj, **{key: {**obj.get(key, {}), **values} for key, values in patch.items()}}
+            self._objects[_key(obj)] = changed
+            self._record("MODIFIED", changed)
+            if kind == "StatefulSet":
+                self._make_pods(changed)
+            return changed
 
     def bring_up(self) -> None:
         """Makes all pods ready."""
@@ -135,8 +150,7 @@ class FakeApi:
         del self._objects[_key(obj)]
         self._record("DELETED", obj)
         for each in list(self._objects.values()):
-            owners = {owner["uid"] for owner in each["metadata"].get("ownerReferences", []) if "uid" in owner}
-            if obj["metadata"]["uid"] in owners and _key(each) in self._objects:
+            if obj["metadata"]["uid"] in _owners(each) and _key(each) in self._objects:
                 self._drop(each)
 
     def serves(self, kind: str) -> bool:
@@ -196,6 +210,10 @@ class FakeWatch(Iterator[tuple[str, Object]]):
         with self._api._changed:
             self._closed = True
             self._api._changed.notify_all()
+
+
+def _owners(obj: Object) -> set[str]:
+    return {owner["uid"] for owner in obj["metadata"].get("ownerReferences", []) if "uid" in owner}
 
 
 def _key(obj: Object) -> Key:

@@ -13,7 +13,7 @@ from meshgate_gateway.engine.inspection import PrintedLines
 from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, Deaths, HostMesh, ProcMesh, Timeline
 from meshgate_wire.messages import Call, Detach, Done, MeshRef, OutputLine, Region, Stop, Values
 from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
-from tests.gateway.engine.fakes import async_test
+from tests.gateway.engine.fakes import async_test, host_mesh
 from tests.gateway.engine.in_memory import EngineClient
 
 
@@ -69,6 +69,16 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     assert {name: counts.ended for name, counts in by_endpoint.items()} == {"step1": 1, "step2": 1}
     assert sum(each.seconds for each in by_endpoint.values()) == pytest.approx(counts.seconds)
     assert 0 < counts.seconds < 60
+    await client.end()
+
+
+@async_test
+async def test_the_status_has_the_present_hosts_of_a_mesh_that_was_scaled() -> None:
+    client = EngineClient()
+    client.spawn_all()
+    await client.until(lambda: len(client.engine.inspection.status().hosts) == 2)
+    client.engine._objects.add(99, host_mesh(3))
+    assert [host.name for host in client.engine.inspection.status().hosts] == [f"workers-{rank}" for rank in range(3)]
     await client.end()
 
 

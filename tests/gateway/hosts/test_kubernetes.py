@@ -19,6 +19,7 @@ from meshgate_gateway.hosts.provider import Host, HostsUnavailable
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.manifests.job_objects import with_sizes
 from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET, WORKER_BOOTSTRAP
 from meshgate_kubernetes.manifests.spec import JobSpec
@@ -326,3 +327,58 @@ def test_a_pod_reports_its_versions(pod: Host) -> None:
     found = wait_for(reported, "the versions of a pod")
     assert found is not None
     assert (found.python, found.monarch) == (platform.python_version(), monarch_version())
+
+
+def scaled(api: FakeApi, hosts: int) -> JobSpec:
+    """The job with so many hosts, of which those that are new are ready."""
+    api.merge_patch("StatefulSet", "trainer-workers", "team", {"spec": {"replicas": hosts}})
+    return with_sizes(job(), {"workers": hosts})
+
+
+def test_hosts_that_a_scaled_mesh_no_longer_has_are_removed_and_not_lost() -> None:
+    api = FakeApi()
+
+    async def test(hosts: KubernetesHosts) -> None:
+        noticed = Noticed(hosts)
+        removed: list[tuple[str, str, str]] = []
+        hosts.watch_removals(lambda *args: removed.append(args))
+        await hosts.hosts("workers")
+        hosts.resize(with_sizes(job(), {"workers": 1}))
+        assert removed == [("workers", "trainer-workers-1", kubernetes.REMOVED)]
+        assert hosts.meshes() == {"workers": 1}
+        assert [host.name for host in hosts.present("workers")] == ["trainer-workers-0"]
+        assert [host.name for host in await hosts.hosts("workers")] == ["trainer-workers-0"]
+        scaled(api, 1)
+        api.delete("Pod", "trainer-workers-0", "team")  # a loss that is reported, unlike that of the pod before
+        assert await noticed.until(1) == [("workers", "trainer-workers-0", "its pod was deleted")]
+        assert len(removed) == 1
+
+    with_hosts(api, test)
+
+
+def test_a_mesh_that_grows_waits_for_its_new_hosts_and_restores_one_that_it_had_before() -> None:
+    api, supervisor = FakeApi(), Unsupervised()
+
+    async def test(hosts: KubernetesHosts) -> None:
+        noticed = Noticed(hosts)
+        await hosts.hosts("workers")
+        hosts.resize(scaled(api, 1))
+        wait_for(lambda: len(hosts._pods(job().meshes[0])) == 1, "the watch to see that the pod is gone")
+        api.pods_come_up = False
+        spec = scaled(api, 3)
+        assert [host.name for host in await hosts.hosts("workers")] == ["trainer-workers-0"]  # the gateway knows of one
+        hosts.resize(spec)
+        grown = asyncio.create_task(hosts.hosts("workers"))
+        done, _ = await asyncio.wait([grown], timeout=0)
+        assert not done
+        api.bring_up()
+        assert [host.name for host in await grown] == [f"trainer-workers-{rank}" for rank in range(3)]
+        ((mesh, rank, host),) = await noticed.until(1)
+        assert isinstance(host, Host)
+        assert (mesh, rank, host.name) == ("workers", 1, "trainer-workers-1")
+        assert [*supervisor.kept[f"{kubernetes.KEPT}workers"].note] == ["0", "1", "2"]
+        hosts.resize(with_sizes(job(), {"workers": 2}))
+        hosts.resize(spec)  # the pods were ready before
+        assert [event[:2] for event in noticed.events] == [("workers", 1), ("workers", 2)]
+
+    with_hosts(api, test, supervisor)

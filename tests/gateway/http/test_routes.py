@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from meshgate_gateway.hosts.provider import HostsUnavailable
 from meshgate_gateway.http import routes as routes_module
 from meshgate_gateway.http.auth import Origin, TokenAuthenticator
 from meshgate_gateway.http.messages import HeadParser, Response
@@ -307,3 +308,31 @@ def test_what_a_caller_reads_again_is_in_the_audit_log_once_a_minute(monkeypatch
     read = [(each["caller"], each["action"], each["job"]) for each in events]
     again = ("alice", "read output", "trainer")
     assert read == [again, ("bob", "read output", "trainer"), ("alice", "read status", "trainer"), again]
+
+
+# --- the numbers of hosts of a scaled job
+
+
+@pytest.mark.parametrize(("failure", "status"), [("", 200), ("the API server does not respond", 409)])
+def test_the_gateway_of_a_job_reads_its_numbers_of_hosts_again_on_request(failure: str, status: int) -> None:
+    meshes = {"workers": 2}
+
+    async def read_sizes() -> None:
+        if failure:
+            raise HostsUnavailable(failure)
+        meshes["workers"] = 3
+
+    async def respond(method: str) -> Response | None:
+        sessions = SimpleNamespace(statistics=lambda: SimpleNamespace(sessions=0, connected=0), inspection=None)
+        hosts = SimpleNamespace(meshes=lambda: meshes)
+        parts: Any = (TokenAuthenticator(SecretStr(TOKEN)), sessions, hosts, None)
+        asked = HeadParser().feed(request("/v1/job", token=TOKEN, method=method))
+        assert asked is not None
+        with socket.socket() as connection:
+            return await Routes(*parts, read_sizes=read_sizes).respond(asked, connection)
+
+    described, read = asyncio.run(respond("GET")), asyncio.run(respond("POST"))
+    assert described is not None
+    assert read is not None
+    assert (described.body["meshes"], read.status) == (meshes if failure else {"workers": 2}, status)
+    assert read.body.get("meshes") == (None if failure else {"workers": 3})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import ValidationError
 from typing_extensions import Self
 
-from meshgate.errors import JobError
+from meshgate.errors import JobError, JobUnsupported
 from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.joined import join
 from meshgate.jobs.kubernetes.compute import (
@@ -34,10 +34,11 @@ from meshgate.jobs.kubernetes.requests import (
     mesh_from_selector,
     require_count,
 )
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import Dialer
-from meshgate.suggestions import explains_arguments
+from meshgate.suggestions import did_you_mean, explains_arguments
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT
 
@@ -70,7 +71,11 @@ class JobProvider(Protocol):
     def list_jobs(self, namespace: str) -> list[ListedJob]:
         """The running jobs in a namespace, or, if that is empty, in all."""
 
-    def runs(self, job: RunningJob) -> bool: ...
+    def refreshed(self, job: RunningJob) -> RunningJob | None:
+        """The job with the numbers of hosts that it has now; None if it has ended."""
+
+    def scale(self, job: RunningJob, mesh: str, hosts: int, timeout: float) -> RunningJob:
+        """The job with ``hosts`` hosts in ``mesh``, once new ones are ready or removed ones gone."""
 
     def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
         """Returns when nothing of the job is left. ``quiet``: shows no progress."""
@@ -221,6 +226,32 @@ class KubernetesJob(ClusterJob["RunningJob"]):
             )
         self._request = self._request.with_mesh(mesh)
 
+    def scale(
+        self, mesh: str, hosts: int, *, timeout: float | None = None, cached_path: str | None = DEFAULT_JOB_PATH
+    ) -> None:
+        """Changes the number of hosts of ``mesh``. Processes on hosts that stay are not affected.
+
+        Returns when new hosts are ready, or the pods of removed ones are gone. The next ``state()`` has the mesh of the
+        new size; meshes that the program holds keep their hosts. New hosts that are not ready within ``timeout``
+        seconds (default: the job's) are removed again. A mesh loses its last hosts, unless processes of any session
+        run on them. Finds the job as ``state`` does, but never starts one. Raises ValueError if there is no such mesh
+        or ``hosts`` is not a positive integer, JobNotRunning, JobUnsupported without a kubeconfig, JobError and
+        GatewayError.
+        """
+        require_count(mesh, hosts, "hosts")
+        with self._lock:
+            running = self._find_running(cached_path)
+            if not isinstance(running, KubernetesJob):
+                raise JobUnsupported(f"{running!r} cannot be scaled by a program that was submitted to it")
+            job = running._require_job()
+            if mesh not in job.meshes:
+                known = ", ".join(job.meshes)
+                raise ValueError(f"the job has no mesh {mesh!r}; its meshes: {known}{did_you_mean(mesh, job.meshes)}")
+            limit = timeout if timeout is not None else self._request.timeout or DEFAULT_TIMEOUT
+            running._job = running._provider().scale(job, mesh, hosts, limit)
+            if self._cache_file is not None:  # for job_load(), after which state() does not ask the cluster
+                self.dump(self._cache_file)
+
     # --- implementation of JobTrait
 
     def _mesh_names(self) -> Collection[str] | None:
@@ -283,7 +314,9 @@ class KubernetesJob(ClusterJob["RunningJob"]):
         return bool(self._require_job().uid)  # without one, MESHGATE_URL is the job's own gateway, which ends no job
 
     def _is_running(self) -> bool:
-        return self._job is not None and self._provider().runs(self._job)
+        found = None if self._job is None else self._provider().refreshed(self._job)
+        self._job = found or self._job  # kill() needs one that has ended
+        return found is not None
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether ``spec`` is a KubernetesJob for the same pods and this job still exists."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 
-from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed
+from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed, JobUnsupported
 from meshgate.jobs.kubernetes.display import choose_display, ready_message
 from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.jobs.kubernetes.tokens import find_token, token_is_renewed, token_to_dial
@@ -120,14 +120,22 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
                         return list({job.uid: job for job in found}.values())
         raise AssertionError("the last reply is one of these")
 
-    def runs(self, job: RunningJob) -> bool:
-        """Whether the job still exists. Raises GatewayError or JobError if that is unknown."""
+    def refreshed(self, job: RunningJob) -> RunningJob | None:
+        """The job as it is now; None if it does not exist. Raises GatewayError or JobError if that is unknown."""
         if not job.uid:
-            return bool(self._get("/v1/job")["meshes"] == job.meshes)
+            meshes = self._get("/v1/job")["meshes"]
+            return job.model_copy(update={"meshes": meshes}) if meshes.keys() == job.meshes.keys() else None
         try:
-            return self.find_job(job.name, job.namespace).uid == job.uid
+            found = self.find_job(job.name, job.namespace)
         except JobNotRunning:
-            return False
+            return None
+        return job.model_copy(update={"meshes": found.meshes}) if found.uid == job.uid else None
+
+    def scale(self, job: RunningJob, mesh: str, hosts: int, timeout: float) -> RunningJob:
+        raise JobUnsupported(
+            f"{self._dialer} does not change the number of hosts of a mesh: scale() needs a kubeconfig, with the "
+            "permission to patch StatefulSets and ConfigMaps"
+        )
 
     def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
         """Ends a job that the gateway started. A job whose own gateway this is keeps running."""

@@ -227,10 +227,10 @@ def _mesh(name: str, *, owner: str = "KubernetesJob", **fields: Any) -> MeshRequ
         raise ValueError(message if owner == "add_mesh" else message.replace("(port=", "(monarch_port=")) from None
 
 
-def require_count(name: str, num_replicas: object) -> None:
-    """Raises ValueError unless ``num_replicas`` of mesh ``name`` is a positive integer."""
-    if not isinstance(num_replicas, int) or isinstance(num_replicas, bool) or num_replicas < 1:
-        raise ValueError(f"Mesh '{name}': num_replicas must be at least 1, not {num_replicas!r}.")
+def require_count(name: str, count: object, argument: str = "num_replicas") -> None:
+    """Raises ValueError unless ``count``, an argument for mesh ``name``, is a positive integer."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"Mesh '{name}': {argument} must be at least 1, not {count!r}.")
 
 
 def mesh_from_monarch_arguments(

@@ -277,7 +277,7 @@ class CodeSync:
             self._agents.host_lost(name, reason)
 
     def host_replaced(self, name: str) -> None:
-        """A lost host does not return: another has its place."""
+        """A lost host does not return: another has its place, or none."""
         if self._agents is not None:
             self._agents.host_replaced(name)
 

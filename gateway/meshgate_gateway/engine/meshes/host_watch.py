@@ -33,7 +33,7 @@ class HostListener(Protocol):
     def host_lost(self, name: str, reason: str) -> None: ...
 
     def host_replaced(self, name: str) -> None:
-        """A lost host does not return: another has its place."""
+        """A lost host does not return: another has its place, or none."""
 
 
 class HostWatch:
@@ -58,8 +58,9 @@ class HostWatch:
     def ended(self) -> set[str]:
         return self._ended
 
-    def host_lost(self, host: str, reason: str, *, returns: bool = False) -> None:
-        """The server reports that a host ended. ``returns``: it is expected to restart or be replaced.
+    def host_lost(self, host: str, reason: str, *, returns: bool = False, removed: bool = False) -> None:
+        """The server reports that a host ended. ``returns``: it is expected to restart or be replaced. ``removed``: the
+        mesh has been scaled, and nothing waits for the host any more.
 
         A server that has taken over may report the same once more.
         """
@@ -76,7 +77,10 @@ class HostWatch:
         for known in self._objects.values():
             if isinstance(known, ProcMesh):
                 known.host_lost(host)
-        self._listener.host_lost(host, reason)
+        if removed:
+            self._listener.host_replaced(host)
+        else:
+            self._listener.host_lost(host, reason)
 
     def host_ending(self, host: str, reason: str, seconds: float) -> bool:
         """The server reports that the cluster ends a host in ``seconds``. Returns whether a mesh of this session has

@@ -153,3 +153,64 @@ def test_an_unreachable_api_server_does_not_declare_a_gateway_gone(monkeypatch: 
     monkeypatch.setattr(cluster, "gateway_gone_reason", lambda *_: "the job was deleted")
     assert asyncio.run(gateway.gone()) == "the job was deleted"
     assert str(gateway) == "the gateway of job 'job' (namespace team)"
+
+
+# --- the number of hosts of a mesh
+
+
+def procs(name: str, *hosts: str, **facts: Any) -> dict[str, Any]:
+    return {"kind": "procs", "name": name, "sizes": {"hosts": len(hosts)}, "hosts": hosts, "ended": [], **facts}
+
+
+def session(*meshes: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    return {"session": "ab" * 16, "owner": "job", "connected": True, "pid": 1, "meshes": meshes, **facts}
+
+
+@pytest.fixture
+def scalable(monkeypatch: pytest.MonkeyPatch, _silent: None) -> tuple[Cluster, list[Any], list[str]]:
+    """The cluster of a job, the sessions that its gateway knows, and what that is asked."""
+    sessions: list[Any] = []
+    asked: list[str] = []
+
+    def request_json(dialer: object, path: str, body: bytes | None = None) -> dict[str, Any]:
+        asked.append(f"{'GET' if body is None else 'POST'} {path}")
+        return {"gateway_version": "0.1.0", "python": "3.11", "meshes": {}, "sessions": sessions}
+
+    monkeypatch.setattr(cluster, "request_json", request_json)
+    return cluster_of(FakeApi()), sessions, asked
+
+
+WIDE = REQUEST.with_mesh(mesh_from_compute("workers", Compute(replicas=2)))
+
+
+def test_a_mesh_grows_and_shrinks_and_its_gateway_reads_that(scalable: tuple[Cluster, list[Any], list[str]]) -> None:
+    provider, sessions, asked = scalable
+    sessions.append(session(procs("left", "trainer-workers-0"), procs("loose"), name="night"))
+    job = provider.start(WIDE)
+    grown = provider.scale(job, "workers", 3, 10)
+    assert (grown.meshes, asked) == ({"workers": 3}, ["POST /v1/job", "POST /v1/job"])
+    assert provider.refreshed(job) == grown
+    assert provider.scale(grown, "workers", 1, 10).meshes == {"workers": 1}
+    assert asked[2:] == ["POST /v1/job", "GET /v1/status", "POST /v1/job"]
+
+
+def test_hosts_on_which_processes_run_are_not_removed(scalable: tuple[Cluster, list[Any], list[str]]) -> None:
+    provider, sessions, _ = scalable
+    stopped = {"ranks": [[0, 0]], "reason": "stopped by the program", "stopped": True}
+    both = procs("both", "trainer-workers-0", "trainer-workers-1")
+    sessions.append(session(both, procs("over", "trainer-workers-1", ended=[stopped])))
+    sessions.append(session(procs("named", "trainer-workers-1"), name="night"))
+    job = provider.start(WIDE)
+    message = (
+        r"cannot scale mesh 'workers' of job 'trainer' from 2 to 1 hosts: processes run on hosts that would be removed"
+        r": 'both' of session abababab \(trainer-workers-1\); 'named' of session night \(trainer-workers-1\)\. Nothing "
+        r"was changed\. Stop them first \(procs\.stop\(\)\)"
+    )
+    with pytest.raises(JobError, match=message):
+        provider.scale(job, "workers", 1, 10)
+    sessions[:] = [session(problem="its engine did not answer within 3 s")]
+    with pytest.raises(
+        JobError, match="not known what runs on trainer-workers-1: session abababab: its engine did not"
+    ):
+        provider.scale(job, "workers", 1, 10)
+    assert provider.refreshed(job) == job

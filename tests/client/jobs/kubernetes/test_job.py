@@ -11,7 +11,16 @@ from typing import Any
 import kubernetes
 import pytest
 
-from meshgate import Compute, ImageSpec, JobNotRunning, JobUnsupported, KubeConfig, KubernetesJob, job_loads
+from meshgate import (
+    Compute,
+    ImageSpec,
+    JobNotRunning,
+    JobUnsupported,
+    KubeConfig,
+    KubernetesJob,
+    job_load,
+    job_loads,
+)
 from meshgate.errors import JobError, JobStartFailed
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 
@@ -247,8 +256,8 @@ def test_sessions_of_a_job_with_a_name_are_found_without_a_file(monkeypatch: pyt
                 raise JobNotRunning(f"there is no job {name!r}")
             return RunningJob(name=name, namespace=namespace, uid="1", token="", meshes={"workers": 1})
 
-        def runs(self, job: RunningJob) -> bool:
-            return True
+        def refreshed(self, job: RunningJob) -> RunningJob:
+            return job
 
         def dialer(self, job: RunningJob) -> str:
             return f"the way to {job.name}"
@@ -317,3 +326,94 @@ def test_a_kubeconfig_that_cannot_be_loaded_is_named_with_the_reason(
     with pytest.raises(RuntimeError, match=f"Failed to load kubeconfig: .*{reason}"):
         KubeConfig.from_path(str(file)).load()
     assert kubernetes.client.Configuration._default is None
+
+
+class ScalingProvider:
+    """A provider of the job ``trainer``. ``asked``: what it was asked to scale."""
+
+    name_is_optional = False
+
+    def __init__(self) -> None:
+        self.job = RunningJob(name="trainer", namespace="default", uid="1", token="", meshes={"workers": 1})
+        self.asked: list[tuple[str, int, float]] = []
+
+    def find_job(self, name: str, namespace: str) -> RunningJob:
+        return self.job
+
+    def refreshed(self, job: RunningJob) -> RunningJob:
+        return self.job
+
+    def scale(self, job: RunningJob, mesh: str, hosts: int, timeout: float) -> RunningJob:
+        self.asked.append((mesh, hosts, timeout))
+        self.job = job.model_copy(update={"meshes": {**job.meshes, mesh: hosts}})
+        return self.job
+
+
+def scalable(provider: ScalingProvider, **arguments: Any) -> KubernetesJob:
+    job = KubernetesJob(name="trainer", **arguments)
+    job._cached_provider = provider  # type: ignore[assignment]
+    return job
+
+
+def test_a_job_that_is_found_by_its_name_is_scaled_and_other_programs_follow() -> None:
+    provider = ScalingProvider()
+    other = scalable(provider, timeout=60)
+    other.scale("workers", 2, cached_path=None)
+    other.scale("workers", 3, timeout=5)
+    assert provider.asked == [("workers", 2, 60), ("workers", 3, 5)]
+    mine = scalable(provider)
+    mine.apply()
+    assert mine._mesh_sizes() == {"workers": 3}
+    mine.scale("workers", 4)
+    assert provider.asked[2:] == [("workers", 4, 900)]
+    assert (mine._mesh_sizes(), other._mesh_sizes()) == ({"workers": 4}, {"workers": 3})
+    other.apply()
+    assert other._mesh_sizes() == {"workers": 4}
+
+
+def test_a_saved_job_has_the_new_number_of_hosts(tmp_path: Path) -> None:
+    provider, path = ScalingProvider(), str(tmp_path / "job")
+    job = scalable(provider)
+    job.apply()
+    job.dump(path)
+    later = scalable(provider)
+    later._cache_file = path  # as state() sets it
+    later.scale("workers", 2, cached_path=path)
+    again = job_load(path)
+    assert isinstance(again, KubernetesJob)
+    assert again._mesh_sizes() == {"workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "hosts", "message"),
+    [
+        ("workers", 0, "Mesh 'workers': hosts must be at least 1, not 0"),
+        ("workers", -1, "hosts must be at least 1, not -1"),
+        ("workers", 2.0, "hosts must be at least 1, not 2.0"),
+        ("workers", True, "hosts must be at least 1, not True"),
+        ("worker", 2, "the job has no mesh 'worker'; its meshes: workers.*Did you mean 'workers'"),
+    ],
+)
+def test_a_mesh_is_not_scaled_to_something_else_than_a_number_of_hosts(mesh: str, hosts: Any, message: str) -> None:
+    provider = ScalingProvider()
+    with pytest.raises(ValueError, match=message):
+        scalable(provider).scale(mesh, hosts, cached_path=None)
+    assert provider.asked == []
+
+
+def test_a_submitted_program_cannot_scale_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"kind": "KubernetesJob", "name": "trainer", "namespace": "default", "meshes": {"workers": 1}}
+    monkeypatch.setenv("MESHGATE_RUN_JOB", json.dumps(here))
+    for name in ("", "_URL", "_TOKEN"):
+        monkeypatch.setenv(f"MESHGATE_RUN{name}", "night")
+    with pytest.raises(
+        JobUnsupported, match=r"the job of the run night cannot be scaled by a program that was submitted"
+    ):
+        KubernetesJob(name="trainer").scale("workers", 2)
+
+
+def test_a_job_that_has_ended_is_not_scaled() -> None:
+    provider = ScalingProvider()
+    provider.refreshed = lambda job: None  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(JobNotRunning):
+        scalable(provider).scale("workers", 2, cached_path=None)

@@ -33,8 +33,8 @@ class FakeProvider:
     def start(self, request: Any, created: Any) -> Any:
         return SimpleNamespace(name="here", uid="", meshes={"workers": 2})
 
-    def runs(self, job: Any) -> bool:
-        return True
+    def refreshed(self, job: Any) -> Any:
+        return job
 
     def end(self, job: Any) -> None:
         pass

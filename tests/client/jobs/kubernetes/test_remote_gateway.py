@@ -18,7 +18,14 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from meshgate import Compute
-from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
+from meshgate.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    JobError,
+    JobNotRunning,
+    JobStartFailed,
+    JobUnsupported,
+)
 from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.session import gateway_client
@@ -135,10 +142,10 @@ def test_a_question_is_repeated_after_an_ingress_has_cut_its_connection_but_not_
     running_job = RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1})
     with running(gateway) as remote:
         gateway.cuts = gateway_client.CUTS - 1
-        assert remote.runs(running_job)
+        assert remote.refreshed(running_job)
         gateway.cuts = gateway_client.CUTS
         with pytest.raises(ConnectionFailedError, match="cannot reach"):
-            remote.runs(running_job)
+            remote.refreshed(running_job)
     assert gateway.cuts == 0
 
 
@@ -186,7 +193,7 @@ def test_the_gateway_of_one_job_is_used_without_a_name() -> None:
     with running(FakeGateway(about={"workers": 2})) as remote:
         job = remote.find_job(None, "team")
         assert (job.meshes, job.uid) == ({"workers": 2}, "")
-        assert remote.runs(job)
+        assert remote.refreshed(job)
         assert remote.dialer(job) is remote._dialer
         remote.end(job)  # it was not started through this gateway, so it keeps running
 
@@ -261,8 +268,8 @@ def test_a_provisioning_gateway_without_a_name_lists_what_can_be_named() -> None
 def test_a_job_with_another_uid_is_not_the_same_job() -> None:
     gateway = FakeGateway((JobUp(job=JOB.model_copy(update={"uid": "2"})),), (JobUp(job=JOB),))
     with running(gateway) as remote:
-        assert not remote.runs(JOB)
-        assert remote.runs(JOB)
+        assert not remote.refreshed(JOB)
+        assert remote.refreshed(JOB)
 
 
 def test_ending_a_job_that_is_gone_succeeds() -> None:
@@ -296,7 +303,7 @@ def test_an_answer_of_an_ingress_says_nothing_about_the_job(status: int) -> None
     ingress = FakeGateway(about={"other": 3}, status=0 if status == 200 else status)
     ingress.proves = False
     with running(ingress) as remote, pytest.raises(ConnectionFailedError, match="is not a meshgate gateway"):
-        remote.runs(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
+        remote.refreshed(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
 
 
 def test_another_server_that_opens_a_websocket_gets_no_job() -> None:
@@ -312,8 +319,20 @@ def test_a_redirect_is_not_followed() -> None:
     ingress, other = FakeGateway(), FakeGateway((JobUp(job=JOB),))
     with running(other) as ingress.redirects_to, running(ingress) as remote:
         with pytest.raises(ConnectionFailedError, match="responded with HTTP 307 and is not a meshgate gateway"):
-            remote.runs(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
+            remote.refreshed(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
         with pytest.raises(ConnectionFailedError, match="responded with HTTP 307 and is not a meshgate gateway"):
             remote.start(REQUEST)
     assert ingress.asked == ["/v1/job", "/v1/jobs"]
     assert other.asked == []
+
+
+def test_the_numbers_of_hosts_are_the_present_ones_but_cannot_be_changed_through_a_gateway() -> None:
+    own = RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1})
+    with running(FakeGateway(about={"workers": 3})) as remote:
+        assert remote.refreshed(own) == own.model_copy(update={"meshes": {"workers": 3}})
+        assert remote.refreshed(own.model_copy(update={"meshes": {"others": 1}})) is None
+        with pytest.raises(JobUnsupported, match=r"the gateway at .* does not change the number .* needs a kubeconfig"):
+            remote.scale(own, "workers", 2, 1)
+    scaled = JOB.model_copy(update={"meshes": {"workers": 4}, "token": ""})
+    with running(FakeGateway((JobUp(job=scaled),))) as remote:
+        assert remote.refreshed(JOB) == scaled.model_copy(update={"token": JOB.token})

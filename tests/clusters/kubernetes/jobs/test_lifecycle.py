@@ -96,7 +96,7 @@ def test_an_interrupted_first_request_does_not_delete_the_job_of_another(
     monkeypatch.setattr(api, "create", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start(api)
-    assert lifecycle.is_running(cast("Api", api), other)
+    assert lifecycle.refreshed(cast("Api", api), other) == other
 
 
 def test_the_same_job_is_reused() -> None:
@@ -236,11 +236,11 @@ def test_a_job_of_another_version_is_listed_and_ended_but_not_used() -> None:
     (found,) = lifecycle.list_jobs(api)
     assert (found.name, found.meshes) == ("trainer", None)
     running = RunningJob(name="trainer", namespace="team", uid=found.uid, token="", meshes={})
-    assert lifecycle.is_running(api, running)
+    assert lifecycle.refreshed(api, running) == running
     with pytest.raises(Rejected, match=r"another version of meshgate: .* `meshgate kill -n team trainer`"):
         lifecycle.find(api, "trainer", "team")
     lifecycle.end(api, found)
-    assert not lifecycle.is_running(api, running)
+    assert lifecycle.refreshed(api, running) is None
     assert lifecycle.list_jobs(api) == []
 
 

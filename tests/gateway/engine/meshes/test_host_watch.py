@@ -316,3 +316,16 @@ async def test_hosts_that_end_with_the_job_are_not_waited_for() -> None:
     watched = Watched()
     watched.watch.job_ending("its time limit", 30.0)
     await watched.watch.wait_available(watched.hosts, None)
+
+
+@async_test
+async def test_a_host_that_was_removed_from_its_mesh_is_not_waited_for_until_the_mesh_has_it_again() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "job.scale() has removed it", removed=True)
+    assert watched.events == [("replaced", "workers-1")]
+    with pytest.raises(RequestFailed, match=r"workers-1: job\.scale"):
+        await watched.watch.wait_available(watched.hosts, None)
+    watched.watch.host_back("workers", 1, watched.hosts.hosts[1].model_copy(update={"address": "tcp://10.0.0.9:1"}))
+    assert watched.events == [("replaced", "workers-1"), ("attached", "workers")]
+    assert watched.watch.reasons == {}
+    await watched.watch.wait_available(watched.hosts, None)

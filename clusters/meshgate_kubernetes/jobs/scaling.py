@@ -1,0 +1,126 @@
+"""Changes the number of hosts of a mesh of a running job, which is that of the replicas of its StatefulSet.
+
+The number that counts is in the job's ConfigMap, and the job's gateway reads it there when it is asked to. New hosts
+count once all of them are ready, and hosts that are removed no longer count when their pods are deleted: no session
+attaches to a host that is not there. Repeating a change completes it after an interruption.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import KubernetesError, Rejected
+from meshgate_kubernetes.jobs.lifecycle import Permission, RunningJob, read_current, require_each
+from meshgate_kubernetes.manifests.job_objects import sizes_data, with_sizes
+from meshgate_kubernetes.manifests.names import Names
+from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec
+from meshgate_kubernetes.status.observer import Observer, WatchTarget
+from meshgate_kubernetes.status.readiness import ProgressListener, wait_ready
+
+log = logging.getLogger("meshgate.jobs.kubernetes")
+
+PERMISSIONS = (Permission("patch", "ConfigMap"), Permission("patch", "StatefulSet"))
+
+
+def scale(
+    api: Api,
+    job: RunningJob,
+    name: str,
+    hosts: int,
+    listener: ProgressListener,
+    *,
+    timeout: float,
+    require_unused: Callable[[Collection[str]], None],
+    gateway_reads: Callable[[], object],
+) -> RunningJob:
+    """``job`` with ``hosts`` hosts in the mesh ``name``: waits until new hosts are ready, or removed ones gone.
+
+    ``require_unused`` raises if anything runs on the hosts of these names; nothing has been changed then.
+    ``gateway_reads`` has the job's gateway read the numbers of hosts. If new hosts do not become ready within
+    ``timeout`` seconds, or cannot, they are removed, and KubernetesError says why.
+    """
+    spec, uid = read_current(api, job.name, job.namespace)
+    mesh = _scalable(spec, name)
+    require_each(api, spec.namespace, PERMISSIONS)
+    gateway_reads()  # before anything is changed: one that cannot is too old, or cannot be reached
+    change = _Change(api, spec, mesh, hosts, timeout, gateway_reads)
+    if hosts < mesh.replicas:
+        require_unused(change.leaving)
+        change.shrink()
+    else:
+        change.grow(uid, listener)
+    return job.model_copy(update={"meshes": {**job.meshes, name: hosts}})
+
+
+def _scalable(spec: JobSpec, name: str) -> MeshSpec:
+    mesh = spec.mesh(name)
+    if mesh is None:
+        raise Rejected(f"it has no such mesh, only {', '.join(each.name for each in spec.meshes)}")
+    if mesh.way != "statefulset":
+        creator = (
+            "the MonarchMesh operator has created its pods" if mesh.way == "monarchmesh" else "its pods are others'"
+        )
+        raise Rejected(f"{creator}; only a mesh whose pods the job itself creates, with compute=, can be scaled")
+    if mesh.worker is not None and mesh.worker.queue_name:
+        raise Rejected(
+            f"the queue {mesh.worker.queue_name!r} admits all of its pods together, as a group of fixed size"
+        )
+    return mesh
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of ``mesh``, as ``spec`` has it, to ``hosts`` hosts."""
+
+    api: Api
+    spec: JobSpec
+    mesh: MeshSpec
+    hosts: int
+    timeout: float
+    gateway_reads: Callable[[], object]
+
+    @property
+    def leaving(self) -> set[str]:
+        """The names of the pods that this removes."""
+        stateful_set = Names(self.spec.name).mesh(self.mesh.name)
+        return {f"{stateful_set}-{rank}" for rank in range(self.hosts, self.mesh.replicas)}
+
+    def grow(self, uid: str, listener: ProgressListener) -> None:
+        try:
+            self._set_replicas(self.hosts)
+            wait_ready(self.api, with_sizes(self.spec, {self.mesh.name: self.hosts}), uid, listener, self.timeout)
+            self._record(self.hosts)
+            self.gateway_reads()
+        except BaseException:
+            try:
+                self._record(self.mesh.replicas)
+                self._set_replicas(self.mesh.replicas)
+            except KubernetesError as error:  # the reason for the failure matters more
+                log.warning("cannot take mesh %r back to %d hosts: %s", self.mesh.name, self.mesh.replicas, error)
+            raise
+
+    def shrink(self) -> None:
+        self._record(self.hosts)
+        self.gateway_reads()
+        self._set_replicas(self.hosts)
+        with Observer(self.api, self.spec.namespace, [WatchTarget("Pod", self.mesh.selector)]) as observer:
+
+            def left() -> list[str]:
+                return sorted(self.leaving.intersection(pod["metadata"]["name"] for pod in observer.objects("Pod")))
+
+            if not observer.wait_for(lambda: not left(), self.timeout):
+                raise Rejected(
+                    f"it has {self.hosts} hosts now, but after {self.timeout:g} s these pods still exist: "
+                    f"{', '.join(left())}. Check for finalizers and unreachable nodes"
+                )
+
+    def _record(self, hosts: int) -> None:
+        patch = {"data": sizes_data({self.mesh.name: hosts})}
+        self.api.merge_patch("ConfigMap", Names(self.spec.name).parent, self.spec.namespace, patch)
+
+    def _set_replicas(self, hosts: int) -> None:
+        name = Names(self.spec.name).mesh(self.mesh.name)
+        self.api.merge_patch("StatefulSet", name, self.spec.namespace, {"spec": {"replicas": hosts}})

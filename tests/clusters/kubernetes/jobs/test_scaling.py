@@ -1,0 +1,208 @@
+"""A mesh of a running job grows and shrinks, completely or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, cast
+
+import pytest
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, Rejected, Unreachable
+from meshgate_kubernetes.jobs import lifecycle, objects
+from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.jobs.scaling import scale
+from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec
+from meshgate_kubernetes.status import readiness
+from meshgate_kubernetes.status.readiness import JobNotReady
+from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
+from tests.clusters.kubernetes.objects import Object, found_mesh, job, mesh
+
+WORKERS = ["trainer-workers-0", "trainer-workers-1"]
+
+
+@pytest.fixture(autouse=True)
+def _short_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "HEARTBEAT", 0.05)
+
+
+class Scaled:
+    """A running job. ``reads`` are the numbers of hosts and the pods at each time that its gateway reads the number."""
+
+    def __init__(self, api: FakeApi, spec: JobSpec | None = None) -> None:
+        self.api, self.spec = api, spec or job()
+        self.running = self.start(self.spec)
+        self.reads: list[tuple[int, list[str]]] = []
+        self.asked: list[set[str]] = []
+
+    def start(self, spec: JobSpec) -> RunningJob:
+        return lifecycle.start(cast("Api", self.api), spec, IgnoreProgress(), timeout=10)
+
+    def scale(
+        self, hosts: int, *, name: str = "workers", timeout: float = 10, **how: Callable[..., None]
+    ) -> RunningJob:
+        given: dict[str, Any] = {"require_unused": self._ask, "gateway_reads": self._read, **how}
+        return scale(cast("Api", self.api), self.running, name, hosts, IgnoreProgress(), timeout=timeout, **given)
+
+    def _ask(self, hosts: Collection[str]) -> None:
+        self.asked.append(set(hosts))
+
+    def _read(self) -> None:
+        self.reads.append((self.hosts, self.pods))
+
+    @property
+    def hosts(self) -> int:
+        return lifecycle.find(cast("Api", self.api), "trainer", "team").meshes["workers"]
+
+    @property
+    def pods(self) -> list[str]:
+        names = (name for kind, _, name in self.api.left() if kind == "Pod")
+        return sorted(name for name in names if "gateway" not in name)
+
+    @property
+    def replicas(self) -> int:
+        return int(self.api.get("StatefulSet", "trainer-workers", "team")["spec"]["replicas"])
+
+
+def test_a_mesh_grows_and_its_number_of_hosts_is_known_everywhere_once_they_are_ready() -> None:
+    scaled = Scaled(FakeApi())
+    grown = scaled.scale(4)
+    every = [f"trainer-workers-{rank}" for rank in range(4)]
+    assert scaled.reads == [(2, WORKERS), (4, every)]
+    assert grown == scaled.running.model_copy(update={"meshes": {"workers": 4}})
+    api = cast("Api", scaled.api)
+    assert lifecycle.find(api, "trainer", "team") == lifecycle.refreshed(api, scaled.running) == grown
+    assert objects.read_spec(api, "trainer", "team")[0].meshes[0].replicas == 4
+    assert lifecycle.list_jobs(api)[0].meshes == {"workers": 4}
+    assert scaled.asked == []
+
+
+def test_a_mesh_shrinks_by_its_last_hosts_which_no_longer_count_when_their_pods_end() -> None:
+    scaled = Scaled(FakeApi())
+    assert scaled.scale(1).meshes == {"workers": 1}
+    assert scaled.asked == [{"trainer-workers-1"}]
+    assert scaled.reads == [(2, WORKERS), (1, WORKERS)]
+    assert (scaled.hosts, scaled.pods) == (1, WORKERS[:1])
+
+
+def test_hosts_that_are_in_use_stay() -> None:
+    def in_use(hosts: Collection[str]) -> None:
+        raise KubernetesError(f"{hosts} are in use")
+
+    scaled = Scaled(FakeApi())
+    with pytest.raises(KubernetesError, match="trainer-workers-1'} are in use"):
+        scaled.scale(1, require_unused=in_use)
+    assert (scaled.hosts, scaled.pods) == (2, WORKERS)
+
+
+def test_hosts_that_do_not_become_ready_are_removed() -> None:
+    scaled = Scaled(FakeApi())
+    scaled.api.pods_come_up = False
+    with pytest.raises(JobNotReady, match=r"within 0.1 s; not ready: trainer-workers-2"):
+        scaled.scale(3, timeout=0.1)
+    assert (scaled.hosts, scaled.replicas, scaled.pods) == (2, 2, WORKERS)
+    assert scaled.reads == [(2, WORKERS)]
+
+
+def test_an_interrupted_growth_is_taken_back() -> None:
+    scaled = Scaled(FakeApi())
+    reads: list[int] = []
+
+    def interrupted() -> None:
+        reads.append(scaled.hosts)
+        if len(reads) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scaled.scale(3, gateway_reads=interrupted)
+    assert (reads, scaled.hosts, scaled.replicas) == ([2, 3], 2, 2)
+
+
+def test_the_failure_is_reported_even_if_the_growth_cannot_be_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    scaled = Scaled(FakeApi())
+    scaled.api.pods_come_up = False
+    patch = scaled.api.merge_patch
+
+    def fail(kind: str, name: str, namespace: str, change: Object) -> Object:
+        if kind == "ConfigMap":
+            raise Unreachable("the API server does not respond")
+        return patch(kind, name, namespace, change)
+
+    scaled.api.merge_patch = fail  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING), pytest.raises(JobNotReady):
+        scaled.scale(3, timeout=0.1)
+    assert "cannot take mesh 'workers' back to 2 hosts: the API server" in caplog.text
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_nothing_is_changed_if_the_gateway_cannot_read_the_number(hosts: int) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("an older gateway")
+
+    scaled = Scaled(FakeApi())
+    with pytest.raises(ZeroDivisionError):
+        scaled.scale(hosts, gateway_reads=fail)
+    assert (scaled.hosts, scaled.replicas) == (2, 2)
+
+
+def test_a_change_that_was_interrupted_is_completed_by_repeating_it() -> None:
+    scaled = Scaled(FakeApi())
+    scaled.api.merge_patch("StatefulSet", "trainer-workers", "team", {"spec": {"replicas": 5}})  # then it was killed
+    scaled.scale(2)
+    assert scaled.pods == WORKERS
+
+
+def test_pods_that_stay_after_their_host_was_removed_are_named() -> None:
+    scaled = Scaled(FakeApi())
+    scaled.api._make_pods = lambda owner: None  # type: ignore[method-assign]
+    with pytest.raises(
+        Rejected, match=r"it has 1 hosts now, but after 0.05 s these pods still exist: trainer-workers-1"
+    ):
+        scaled.scale(1, timeout=0.05)
+    assert scaled.hosts == 1
+
+
+class WithoutRights(FakeApi):
+    def list_rules(self, namespace: str) -> list[Object]:
+        return [{"verbs": ["create", "get", "list", "watch", "delete"], "apiGroups": ["*"], "resources": ["*"]}]
+
+    def is_allowed(self, attributes: Object) -> bool:
+        return attributes["resource"] == "configmaps"
+
+    def denied_user(self, verb: str, kind: str, namespace: str) -> str:
+        return "bob"
+
+
+def test_a_missing_permission_is_named_before_anything_is_changed() -> None:
+    scaled = Scaled(WithoutRights())
+    with pytest.raises(Forbidden, match=r"bob may not patch statefulsets.apps in namespace 'team'"):
+        scaled.scale(3)
+    assert (scaled.hosts, scaled.replicas, scaled.reads) == (2, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (mesh("others", job="trainer"), "it has no such mesh, only others"),
+        (mesh(queue_name="research"), "the queue 'research' admits all of its pods together"),
+        (found_mesh(), "its pods are others'; only a mesh whose pods the job itself creates"),
+        (mesh().model_copy(update={"way": "monarchmesh"}), "the MonarchMesh operator has created its pods"),
+    ],
+)
+def test_some_meshes_cannot_be_scaled(given: MeshSpec, message: str) -> None:
+    api = cast("Api", FakeApi())
+    objects.create_parent(api, job(given))
+    running = RunningJob(name="trainer", namespace="team", uid="", token="", meshes={"workers": 2})
+    unused: Any = None
+    with pytest.raises(Rejected, match=message):
+        scale(api, running, "workers", 3, unused, timeout=1, require_unused=unused, gateway_reads=unused)
+
+
+def test_a_scaled_job_is_found_by_its_first_specification_and_by_its_present_one() -> None:
+    scaled = Scaled(FakeApi())
+    grown = scaled.scale(3)
+    assert scaled.start(scaled.spec) == grown
+    assert scaled.start(job(mesh(replicas=3))) == grown
+    with pytest.raises(Conflict, match="with a different specification is already running"):
+        scaled.start(job(mesh(replicas=4)))
