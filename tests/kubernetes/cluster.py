@@ -123,6 +123,17 @@ def own_namespace(name: str) -> Iterator[Kubectl]:
         kubectl("delete", "namespace", name, timeout=240)
 
 
+@contextmanager
+def tainted(kubectl: Kubectl, taint: str) -> Iterator[None]:
+    """All nodes have the taint for the block. Such a test is ``disturbing``."""
+    nodes = kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
+    kubectl("taint", "nodes", *nodes, taint)
+    try:
+        yield
+    finally:
+        kubectl("taint", "nodes", *nodes, f"{taint}-")
+
+
 def kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:
     """A kubeconfig with the token of a service account."""
     token = kubectl.token_of(account)

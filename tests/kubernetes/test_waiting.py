@@ -13,7 +13,8 @@ import pytest
 from meshgate import Compute, Image, KubernetesJob
 from meshgate.doctor.checks import check_cluster
 from meshgate.errors import JobStartFailed
-from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace
+from meshgate_kubernetes.manifests.spec import GPU_TYPE_LABEL
+from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace, tainted
 from tests.waiting import wait_for
 
 REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
@@ -191,7 +192,7 @@ def test_cpus_are_a_limit_where_the_namespace_asks_for_one(namespace: str, asks:
         assert_nothing_left(kubectl)
 
 
-def test_labels_that_no_node_has_are_named(namespace: str, kubectl: Kubectl) -> None:
+def test_labels_that_no_node_has_are_named(namespace: str, kubectl: Kubectl, no_gpus: None) -> None:
     (arch,) = {*kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.labels.kubernetes\\.io/arch}").split()}
     excludes = {"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "NotIn", "values": [arch]}]}
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [excludes]}}
@@ -201,12 +202,27 @@ def test_labels_that_no_node_has_are_named(namespace: str, kubectl: Kubectl) -> 
         gpu_type="H100",
         pod_spec={"affinity": {"nodeAffinity": affinity}},
     )
-    with start_failure() as caught:
-        start(compute, namespace, "elsewhere", gateway=Compute(node_selector={"kubernetes.io/arch": arch}))
+    (node, *_) = kubectl("get", "nodes", "-o", "name").split()
+    kubectl("label", node, f"{GPU_TYPE_LABEL}=A100")
+    try:
+        with start_failure() as caught:
+            start(compute, namespace, "elsewhere", gateway=Compute(node_selector={"kubernetes.io/arch": arch}))
+    finally:
+        kubectl("label", node, f"{GPU_TYPE_LABEL}-")
     error = str(caught.value)
     assert f"No node has the label kubernetes.io/arch=sparc: nodes have {arch}" in error
-    assert "No node has the label nvidia.com/gpu.product=H100: no" in error
+    assert "No node has the label nvidia.com/gpu.product=H100: nodes have A100" in error
     assert f"Every node has the label kubernetes.io/arch={arch}, which the pod's node affinity excludes" in error
+    assert_nothing_left(kubectl)
+
+
+@pytest.mark.disturbing
+def test_a_taint_that_the_pods_do_not_tolerate_is_named(namespace: str, kubectl: Kubectl) -> None:
+    other = {"key": "dedicated", "value": "inference", "effect": "NoSchedule"}
+    with tainted(kubectl, "dedicated=training:NoSchedule"), start_failure() as caught:
+        start(Compute(tolerations=[other]), namespace, "untolerated")
+    remedy = 'which tolerations=[{"key": "dedicated", "operator": "Exists"}] tolerates'
+    assert f"has the taint dedicated=training:NoSchedule, {remedy}" in str(caught.value)
     assert_nothing_left(kubectl)
 
 

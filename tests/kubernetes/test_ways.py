@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kubernetes.client import V1Container, V1PodSpec
 
 import meshgate as kt
 from meshgate import Compute, Image, ImageSpec, KubernetesJob
 from tests.kubernetes.actors import Trainer
-from tests.kubernetes.cluster import Kubectl, bare_worker_pods
+from tests.kubernetes.cluster import Kubectl, bare_worker_pods, tainted
 from tests.kubernetes.monarch_operator import monarch_operator
 from tests.ways_in import (
     check_admin,
@@ -51,14 +52,12 @@ def test_pods_with_gpus_hold_more_shared_memory_than_the_64_mb_of_container_runt
 
 @pytest.mark.disturbing
 def test_the_gateway_tolerates_the_taints_that_the_workers_tolerate(namespace: str, kubectl: Kubectl) -> None:
-    nodes = kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
-    kubectl("taint", "nodes", *nodes, "dedicated=training:NoSchedule")
-    try:
-        compute = Compute(tolerations=[{"key": "dedicated", "operator": "Exists"}])
-        with KubernetesJob(compute=compute, name="tolerant", namespace=namespace) as job:
-            assert pods_of(job) == ["tolerant-workers-0"]
-    finally:
-        kubectl("taint", "nodes", *nodes, "dedicated-")
+    compute = Compute(tolerations=[{"key": "dedicated", "operator": "Exists"}])
+    with (
+        tainted(kubectl, "dedicated=training:NoSchedule"),
+        KubernetesJob(compute=compute, name="tolerant", namespace=namespace) as job,
+    ):
+        assert pods_of(job) == ["tolerant-workers-0"]
 
 
 def test_existing_pods_with_only_torchmonarch(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
@@ -83,13 +82,16 @@ def test_a_mesh_of_the_monarch_operator(namespace: str, kubectl: Kubectl, images
         assert kubectl("get", "monarchmeshes,statefulsets,pods", "-o", "name") == ""
 
 
-def test_two_meshes_of_one_job(namespace: str, images: tuple[str, str]) -> None:
-    job = KubernetesJob(name="pair", namespace=namespace)
+def test_meshes_of_one_job_whose_pods_are_described_in_three_ways(namespace: str, images: tuple[str, str]) -> None:
+    job = KubernetesJob(name="several", namespace=namespace)
     job.add_mesh("trainers", 2, image_spec=ImageSpec(images[1]))
     job.add_mesh("dataloaders", 1, compute=Compute(cpu="10m"))
+    container = V1Container(name="evaluator", image=images[1], image_pull_policy="IfNotPresent")  # without a command
+    job.add_mesh("evaluators", 1, pod_spec=V1PodSpec(containers=[container]))
     with job:
-        assert pods_of(job, "trainers") == ["pair-trainers-0", "pair-trainers-1"]
-        assert pods_of(job, "dataloaders") == ["pair-dataloaders-0"]
+        assert pods_of(job, "trainers") == ["several-trainers-0", "several-trainers-1"]
+        assert pods_of(job, "dataloaders") == ["several-dataloaders-0"]
+        assert pods_of(job, "evaluators") == ["several-evaluators-0"]
 
 
 @pytest.mark.slow
