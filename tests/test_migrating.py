@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.peers.ray_client import cluster
 from tests.documents import programs_in, python_blocks
+from tests.ports import free_port
 from tests.programs import LEAVE_MONARCH, ROOT, run_program
 
 
@@ -27,7 +28,7 @@ def pairs(document: str) -> list[tuple[str, str]]:
 
 FROM_MONARCH = pairs("docs/migrating_monarch.md")
 FROM_RAY = pairs("docs/migrating_ray.md")
-*PLAIN, DETACHED = FROM_RAY
+*PLAIN, DETACHED, SUBMITTED = FROM_RAY
 RAY_PRINTS = [
     "[5, 5, 5, 5]\n6\n",
     "[0, 1, 4, 9, 16, 25, 36, 49]\n",
@@ -72,15 +73,26 @@ def test_a_program_that_left_ray_finds_its_actor_again(tmp_path: Path) -> None:
         run_program("from meshgate import job_load\njob_load('.monarch/job_state.pkl').kill()\n", tmp_path)
 
 
+# Of a submitted program, besides what Ray and meshgate say about it themselves.
+SUBMITTED_PRINTS = [*RAY_PRINTS[0].splitlines(), "succeeded"]
+
+
+def test_a_program_that_left_ray_runs_in_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN[0][1])
+    printed = run_program(SUBMITTED[1], tmp_path)
+    assert [line for line in printed.splitlines() if line in SUBMITTED_PRINTS] == SUBMITTED_PRINTS, printed
+
+
 @pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A Python with Ray, and the address of a Ray Client server."""
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str]]:
+    """A Python with Ray, the address of a Ray Client server, and the URL of the server of its cluster for jobs."""
     here = sys.executable if importlib.util.find_spec("ray") else str(ROOT / ".venv-bench/bin/python")
     python = os.environ.get("MESHGATE_TEST_RAY_PYTHON", here)
     if not Path(python).exists():
         pytest.skip("Ray is not installed: make bench installs it into .venv-bench")
-    with cluster(python, tmp_path_factory.mktemp("ray") / "ray.log") as address:
-        yield python, address
+    port = next(port for port in iter(free_port, 0) if port >= 20_000)  # Ray gives its workers those below
+    with cluster(python, tmp_path_factory.mktemp("ray") / "ray.log", dashboard_port=port) as address:
+        yield python, address, f"http://127.0.0.1:{port}"
 
 
 # A connection takes Ray 15 s or more on a busy machine, so the programs share one.
@@ -95,11 +107,12 @@ for program in sys.argv[2:]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a limit on a hang: two connections to Ray, and one that waits until it accepts them
-def test_programs_for_ray_client_print_the_same(ray: tuple[str, str], tmp_path: Path) -> None:
-    python, address = ray
-    for number, (program, _) in enumerate(FROM_RAY):
+def test_programs_for_ray_client_print_the_same(ray: tuple[str, str, str], tmp_path: Path) -> None:
+    python, address, _ = ray
+    programs = [program for program, _ in [*PLAIN, DETACHED]]
+    for number, program in enumerate(programs):
         (tmp_path / f"{number}.py").write_text(program)
-    *plain, detached = [str(tmp_path / f"{number}.py") for number in range(len(FROM_RAY))]
+    *plain, detached = [str(tmp_path / f"{number}.py") for number in range(len(programs))]
 
     def run(*programs: str) -> str:
         command = [python, "-c", RUN_CONNECTED, f"ray://{address}", *programs]
@@ -112,6 +125,21 @@ def test_programs_for_ray_client_print_the_same(ray: tuple[str, str], tmp_path: 
 
     assert run(*plain, detached) == "".join(RAY_PRINTS) + "5\n"
     assert run(detached) == "10\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # as above
+def test_a_program_that_is_submitted_to_ray_prints_the_same(ray: tuple[str, str, str], tmp_path: Path) -> None:
+    python, _, jobs = ray
+    (tmp_path / "train.py").write_text(PLAIN[0][0].replace('"ray://cluster:10001"', ""))
+    program = SUBMITTED[0].replace("http://cluster:8265", jobs).replace("python train.py", f"{python} train.py")
+    for _ in range(6):  # on a busy machine, the part of Ray that starts jobs takes longer than Ray waits for it
+        done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+        if "No available agent" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.lower().splitlines()
+    assert [line for line in printed if line in SUBMITTED_PRINTS] == SUBMITTED_PRINTS, done.stdout
 
 
 def test_a_program_for_kubetorch_changes_only_its_imports() -> None:

@@ -40,6 +40,8 @@ def cluster(python: str, log: Path, dashboard_port: int | None = None) -> Iterat
             head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
                 if _accepts(python, port, head):
+                    if dashboard_port is not None:
+                        _wait_listening(dashboard_port)
                     yield f"127.0.0.1:{port}"
                     return
             finally:
@@ -62,6 +64,15 @@ def _accepts(python: str, port: int, head: subprocess.Popen[bytes]) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def _wait_listening(port: int) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.1)
+    raise RuntimeError("Ray's dashboard, which accepts jobs, did not start: it needs ray[default]")
 
 
 class RayClient:
