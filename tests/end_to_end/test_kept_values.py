@@ -658,6 +658,7 @@ def test_actors_get_references_and_fetch_the_values(makers: Any, referrers: Any,
     port = referrers.slice(hosts=0, gpus=0).open.call_one().get(TIMEOUT)
     port.send(one.ref())
     assert referrers.slice(hosts=0, gpus=0).receive.call_one().get(TIMEOUT) == 2
+    made.release()  # which ``held`` refers to
 
 
 def test_an_endpoint_that_is_not_async_fetches_and_the_process_itself_has_the_object(hosts: Any) -> None:

@@ -34,7 +34,7 @@ EXAMPLES: list[m.Header] = [
     m.OpenChannel(object=4, once=True),
     m.PortSend(port=4, arguments=ARGUMENTS),
     m.Adopt(object=-1, kind="actors", name="x", region=REF.region, parent=REF),
-    m.Release(objects=(4, -1)),
+    m.Release(objects=(4, -1), at_once=True),
     m.Configure(stream_output=False),
     m.ConfigureMonarch(
         call=9, settings={"stop_actor_timeout": "30s", "max_cast_fanout": 4, "rdma_max_nics_per_buffer": None}

@@ -324,11 +324,13 @@ class Release(Model):
     """The laptop no longer uses these objects (channels, kept meshes, negative objects).
 
     They are released with the last of ``parts`` such messages, one on each stream that had messages which name them.
+    Kept values that actors have references to stay, unless they are to go ``at_once``.
     """
 
     type: Literal["release"] = "release"
     objects: ObjectIds
     parts: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    at_once: bool = False
 
 
 class Configure(Model):

@@ -77,8 +77,8 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
     values to each. A message to a port takes the value of one rank, or ``all()``. The values travel inside the cluster.
     A process that keeps a value itself gets the object, not a copy.
 
-    The values are dropped when the program holds no slice of the mesh any more and no call is getting them, and with
-    ``release()``. Those that are ``named`` stay as long as the session.
+    The values are dropped when the program holds no slice of the mesh any more, no actor has a reference to one and no
+    call is getting them, and with ``release()``. Those that are ``named`` stay as long as the session.
     """
 
     _not_for_workers = _ONLY_AS_ARGUMENT
@@ -125,17 +125,18 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         ``reference.get()`` or ``await reference``, passes the reference to other actors of the session, or returns it
         to the program, where it is a kept mesh of one rank. ``all().ref()`` passes references to all values.
 
-        A reference keeps nothing alive beyond the call that it was passed to: hold the mesh as long as actors use it,
-        or keep the values with ``named()``.
+        The values stay as long as an actor has a reference, although the program no longer holds the mesh. Hold it if
+        an actor may return one.
         """
         return PassedValues(self, reference=True)
 
     def release(self) -> None:
-        """Drops the values now, for all slices of the mesh. Calls that were made before still get them."""
+        """Drops the values now, for all slices of the mesh and for actors with references. Calls that were made before
+        still get them."""
         if not self._remote.released:
             self._remote.released = True
             self._session.named_values.pop(self._remote.number, None)
-            self._session.release(self._remote.number)
+            self._session.release(self._remote.number, at_once=True)
 
     def named(self, name: str) -> KeptMesh[R]:
         """Keeps the values as long as the session, or until ``release()``, and returns this mesh.
@@ -254,7 +255,7 @@ def referred_values(client: ClientSession, number: int, rank: int, label: str) -
     if values is None:
         raise UnreadableResult(
             f"the result contains a reference to a value of {label}, of which the program holds no kept mesh any more. "
-            "Hold it as long as actors use references to its values, or keep the values with named()"
+            "Hold it as long as actors may return references to its values, or keep the values with named()"
         )
     return KeptMesh(values, Region((), Slice(offset=rank, sizes=[], strides=[])).as_shape())
 

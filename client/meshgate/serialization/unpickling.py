@@ -320,7 +320,7 @@ class _Unpickler(pickle.Unpickler):
     def _port(self, port: PortAddress, rank: int | None) -> Any:
         return self._proxies().port(port.address, rank, port.once)
 
-    def _kept(self, number: int, position: int, rank: int, label: str) -> Any:
+    def _kept(self, number: int, position: int, rank: int, label: str, passed: object = None) -> Any:
         return self._proxies().kept(number, rank, label)
 
     # --- functions and classes pickled by value ----------------------------------------------------------

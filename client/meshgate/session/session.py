@@ -254,11 +254,12 @@ class ClientSession:
 
     # --- objects
 
-    def release(self, number: int) -> None:
-        """Releases object ``number``, which nothing refers to any more. For finalizers: takes no lock, never blocks."""
+    def release(self, number: int, *, at_once: bool = False) -> None:
+        """Releases object ``number``, which the program does not refer to any more. ``at_once``: nor does an actor's
+        reference keep it. For finalizers: takes no lock, never blocks."""
         remote = self.objects.get(number)
         if self.objects.remove(number):
-            self._connection.release(number, remote.streams if remote is not None else ())
+            self._connection.release(number, remote.streams if remote is not None else (), at_once=at_once)
 
     def post_released(self) -> None:
         """Lets the gateway know of what was released before what is posted from now on."""

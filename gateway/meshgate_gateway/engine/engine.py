@@ -16,6 +16,7 @@ from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Backlog, Channels
 from meshgate_gateway.engine.calls.kept_values import KeptValues
+from meshgate_gateway.engine.calls.reference_holders import ReferringProcess
 from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import HostAgents
@@ -148,6 +149,7 @@ class Engine:
             late=self.notice,
             ask=self._memory.ask,
             fetch_kept=self._fetch_kept,
+            refers=self._refers,
         )
         self._connect_calls(monarch)
         self._connect_code(monarch, host)
@@ -280,7 +282,7 @@ class Engine:
             actors_failed=fail,
             watch=watching.watch,
             version_problem=self._supervision.version_problem,
-            deliver_kept=self._kept.deliver,
+            deliver_kept=functools.partial(self._kept.deliver, cast=True),
         )
         self._controllers = SessionControllers(objects, monarch, self._spawning)
         self._lifetimes = Lifetimes(
@@ -409,6 +411,9 @@ class Engine:
 
     async def _fetch_kept(self, mesh: int, rank: int, number: int, at: int) -> bytes:
         return await self._kept.fetch(mesh, rank, number, at)
+
+    def _refers(self, mesh: int, rank: int, write: Callable[[bytes], object]) -> ReferringProcess:
+        return self._kept.holders.connected(mesh, rank, write)
 
     def _process_watched(self, mesh: int, rank: int) -> None:
         self._watching.connected(mesh, rank)

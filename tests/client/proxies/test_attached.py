@@ -58,7 +58,8 @@ class Client:
     def resume_output(self, *, replay: bool) -> None:
         self.replayed = replay
 
-    def release(self, number: int) -> None:
+    def release(self, number: int, *, at_once: bool) -> None:
+        assert at_once
         self.released.append(number)
 
     def unreference(self, number: int) -> None: ...

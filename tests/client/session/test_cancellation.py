@@ -267,7 +267,7 @@ def interrupt(*_: object, **__: object) -> None:
 def test_what_was_released_is_sent_while_the_queue_is_full(gateway: ScriptedGateway) -> None:
     with small_queue(gateway) as (proxy, client, _):
         with full_queue(proxy, client):
-            client._connection._released.append((7, ()))  # as release() does, before the connection thread looks
+            client._connection._released.append((7, (), False))  # as release() does, before the connection thread looks
             client.post_released()
         wait_for(lambda: gateway.got(Release) == [Release(objects=(7,))], "the release")
 

@@ -174,7 +174,7 @@ class ConnectionThread:
             settings.queue_limit, self._session.limits.small_message, self._session, consumer=self._thread
         )
         self._consumed: deque[MessageReceived] = deque()
-        self._released: deque[tuple[int, Collection[int]]] = deque()
+        self._released: deque[tuple[int, Collection[int], bool]] = deque()
         self._woken = False  # whether a wake-up of the loop is under way
         # Used by the loop alone:
         self._reconnector = Reconnector(dialer, settings, session_id, self, self._session.limits, takes_over=takes_over)
@@ -219,13 +219,14 @@ class ConnectionThread:
             self._consumed.append(message)
             self._wake()
 
-    def release(self, number: int, streams: Collection[int] = ()) -> None:
+    def release(self, number: int, streams: Collection[int] = (), *, at_once: bool = False) -> None:
         """Releases object ``number``. Takes no lock: finalizers call it, at any point of any thread.
 
         ``streams``: those besides the object's own that had messages which name it, if the gateway may release it only
-        when it has handled them. A message may overtake those of another stream.
+        when it has handled them. A message may overtake those of another stream. ``at_once``: kept
+        values go although actors have references to them.
         """
-        self._released.append((number, streams))
+        self._released.append((number, streams, at_once))
         self._wake()
 
     def post_released(self) -> None:
@@ -238,11 +239,11 @@ class ConnectionThread:
         """The messages that release the first ``most`` objects, with their streams. Thread-safe."""
         for _ in range(most):
             try:
-                number, named_on = self._released.popleft()
+                number, named_on, at_once = self._released.popleft()
             except IndexError:  # another thread has taken them
                 return
             streams = {stream_of(number), *named_on}
-            header = Release(objects=(number,), parts=len(streams))
+            header = Release(objects=(number,), parts=len(streams), at_once=at_once)
             yield from ((header, stream) for stream in streams)
 
     def post_later(self, delay: float, make: Callable[[], Header | None], *, stream: int) -> None:

@@ -8,7 +8,8 @@ pass the engine. The call then finds them in its own process. Until then it hold
 Actors can have references to values, and fetch these (``on_worker/kept_references.py``).
 
 A kept mesh lives until the client releases it, and longer while a call is getting its values, or has references to
-them and will be answered. Values of which nothing is known any more, because their call has failed on another rank, are
+them and will be answered; and while processes have references to them (``reference_holders.py``), unless the client
+releases it at once. Values of which nothing is known any more, because their call has failed on another rank, are
 dropped when they come.
 """
 
@@ -26,6 +27,7 @@ from itertools import count
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from meshgate_gateway.engine.calls.pending_calls import MAX_RANKS_NAMED, PendingCall, Response
+from meshgate_gateway.engine.calls.reference_holders import Cast, ReferenceHolders
 from meshgate_gateway.engine.failures import RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler
 from meshgate_gateway.engine.monarch.interface import (
@@ -124,6 +126,7 @@ class KeptValues:
         self._deliveries = count(1)
         self._watches: dict[_Watch, None] = {}
         self._leaving: dict[int, KeptMesh] = {}  # those that were released, and are still used
+        self.holders = ReferenceHolders(self._find, self._drop_unused)
         self._dropped: dict[tuple[Servers, bool], list[int]] = {}  # what to drop in this turn of the event loop
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -141,9 +144,7 @@ class KeptValues:
         chosen = choose(mesh, ranks) if header.adverb == "choose" else None
         forget: Forget | None = None
         # They stay until the call has ended, which the engine does not learn of a broadcast.
-        referred = [each.kept for each in used if each.reference and header.adverb != "broadcast"]
-        for each in referred:
-            each.uses += 1
+        referred = self._refer_to(used) if header.adverb != "broadcast" else []
         kept = None
         label = f"{mesh.name}.{header.endpoint}.keep()"
         try:
@@ -156,6 +157,7 @@ class KeptValues:
                     target=header.target.object,
                     chosen=chosen,
                     call=header.call,
+                    cast=header.adverb == "broadcast",
                 )
             if header.keep:
                 servers = await self._served(procs, region)
@@ -182,9 +184,13 @@ class KeptValues:
         """As ``deliver``, for a call of the part ``ref`` of ``mesh`` whose replies the engine does not see."""
         name, region = f"{mesh.name}.{endpoint}", ref.region or mesh.region
         procs = _procs_of(mesh, endpoint)
-        objects, forget = await self.deliver(name, procs, region, arguments, target=ref.object, chosen=chosen)
+        objects, forget = await self.deliver(
+            name, procs, region, arguments, target=ref.object, chosen=chosen, cast=True
+        )
         if mesh.failed or mesh.dead:  # it takes nothing any more, and ``actors_ended`` may have been called before
             forget([at for at, rank in enumerate(ranks_of(region)) if mesh.failed or rank in mesh.dead])
+            if mesh.failed or mesh.dead.keys() >= set(ranks_of(mesh.region)):
+                self.holders.actors_ended(ref.object)
         return objects
 
     async def deliver(
@@ -197,41 +203,57 @@ class KeptValues:
         target: int,
         chosen: int | None = None,
         call: int = 0,
+        cast: bool = False,
     ) -> tuple[Sequence[Any], Forget]:
         """Gets kept values into the processes ``region`` of ``procs``, for the call ``name`` of the actors ``target``.
         Returns what takes their place among ``arguments``, and what makes processes forget them.
 
-        ``chosen``: the position of the only process that needs them. Raises RequestFailed: with the error of the call
+        ``chosen``: the position of the only process that needs them. ``cast``: no answer says that the actors have got
+        the message, so values that it refers to stay until they have. Raises RequestFailed: with the error of the call
         that should have kept them, if it has failed, or if a process has died.
         """
-        objects, used, size = list(arguments), {}, extent_of(region)
-        for index, argument in enumerate(arguments):
-            if not isinstance(argument, KeptArgument):
-                continue
-            if not argument.whole and extent_of(argument.region) not in (1, size):
-                kept_size = extent_of(argument.region)
-                raise invalid(f"{name} runs on {size} ranks and takes kept values of {kept_size}")
-            await self._wait_kept(argument.kept)
-            self._require_alive(argument.kept, ranks_of(argument.region))
-            if not argument.reference:
-                used[index] = argument
-            elif procs.number:
-                objects[index] = self._refer(argument, chosen)
-            else:
-                raise invalid(f"{name} cannot have references, as an actor has spawned its processes: leave out .ref()")
-        if not used:
-            return objects, lambda positions: None
-        delivery, forget = await self._deliver(name, procs, region, used, target=target, chosen=chosen, call=call)
-        for index in used:
-            objects[index] = self._monarch.kept_argument(delivery, index)
-        return objects, forget
+        objects = list(arguments)
+        kept = {index: each for index, each in enumerate(arguments) if isinstance(each, KeptArgument)}
+        used = {index: each for index, each in kept.items() if not each.reference}
+        referred, casts = self._refer_to(arguments), list[Cast]()
+        delivery = 0
+        forget: Forget = _forget_nothing
+        try:
+            for argument in kept.values():
+                await self._wait_usable(name, procs, region, argument)
+            if used:
+                delivery, forget = await self._deliver(
+                    name, procs, region, used, target=target, chosen=chosen, call=call
+                )
+            receivers = 1 if chosen is not None else extent_of(region)
+            for index, argument in kept.items():
+                if index in used:
+                    objects[index] = self._monarch.kept_argument(delivery, index)
+                    continue
+                if cast:
+                    casts.append(self.holders.cast(argument.kept, target, receivers))
+                objects[index] = self._refer(argument, chosen, casts[-1] if cast else None)
+        finally:
+            self._used(*referred)
+        return objects, functools.partial(_forget, forget, casts)
 
-    def _refer(self, argument: KeptArgument, chosen: int | None) -> Any:
+    async def _wait_usable(self, name: str, procs: ProcMesh, region: Region, argument: KeptArgument) -> None:
+        """Waits until the values are there. Raises RequestFailed if the call ``name`` cannot have them."""
+        size, kept_size = extent_of(region), extent_of(argument.region)
+        if not argument.whole and kept_size not in (1, size):
+            raise invalid(f"{name} runs on {size} ranks and takes kept values of {kept_size}")
+        if argument.reference and not procs.number:
+            raise invalid(f"{name} cannot have references, as an actor has spawned its processes: leave out .ref()")
+        await self._wait_kept(argument.kept)
+        self._require_alive(argument.kept, ranks_of(argument.region))
+
+    def _refer(self, argument: KeptArgument, chosen: int | None, cast: Cast | None) -> Any:
         """References in place of the values."""
-        kept, region = argument.kept, argument.region
+        kept, region, whole = argument.kept, argument.region, argument.region if argument.whole else None
         places = tuple(zip(kept.positions(region) or range(len(kept.ranks)), ranks_of(region), strict=True))
         at = 0 if len(places) == 1 else chosen
-        return self._monarch.kept_reference(kept.number, kept.label, places, at, region if argument.whole else None)
+        passed = cast.passed if cast is not None else None
+        return self._monarch.kept_reference(kept.number, kept.label, places, at, whole, passed)
 
     async def _deliver(
         self,
@@ -333,11 +355,11 @@ class KeptValues:
         Returns what ``kept_references.KeptRef.get`` expects: ``+`` and the number of the delivery, ``?`` and why the
         value is lost, ``!`` and the exception of a worker, or ``-`` and why else there is none.
         """
-        kept, procs = self._objects.get(number) or self._leaving.get(number), self._objects.get(mesh)
-        if not isinstance(kept, KeptMesh):
+        kept, procs = self._find(number), self._objects.get(mesh)
+        if kept is None:
             return (
-                b"-it was released. As long as actors use references to it, the driver must hold the kept mesh, or "
-                b"keep the values with named()"
+                b"-it was released, with release() or while nothing but a message on its way had a reference to it. "
+                b"Keep the kept mesh, or the reference, until the actor that takes it has it"
             )
         if not isinstance(procs, ProcMesh):
             return b"-this process does not belong to the session"
@@ -357,6 +379,11 @@ class KeptValues:
 
     # --- kept meshes
 
+    def _find(self, number: int) -> KeptMesh | None:
+        """The kept mesh, unless its values were dropped."""
+        found = self._objects.get(number) or self._leaving.get(number)
+        return found if isinstance(found, KeptMesh) else None
+
     def _add(self, number: int, label: str, servers: Servers, region: Region, ranks: Sequence[int]) -> KeptMesh:
         kept = KeptMesh(number, label, servers, region, tuple(ranks), self._loop.create_future())
         self._objects.add(number, kept)
@@ -369,14 +396,15 @@ class KeptValues:
         if response is not None and isinstance(response.header, Failed):
             kept.done.set_result((response.header.failure, response.buffers))
             self._drop(kept, late=True)
+            self._drop_unused(kept)
             return
         sizes = [_size(data) for data in (response.buffers if response is not None else ())]
         kept.sizes = tuple(size or 0 for size in sizes)
         if None in sizes:
             message = f"{kept.label} kept nothing: the reply was sent from another process than that of the call"
             kept.done.set_result((Failure(kind="invalid", message=message), ()))
-            return
-        kept.done.set_result(None)
+        else:
+            kept.done.set_result(None)
         self._drop_unused(kept)
 
     async def _wait_kept(self, kept: KeptMesh) -> None:
@@ -419,23 +447,26 @@ class KeptValues:
         ranks = ranks_within(region, found.region, found.name)
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
         forget: Forget | None = None
-        if any(isinstance(argument, KeptArgument) for argument in arguments):
-            name = f"{found.name}.put"
-            arguments, forget = await self.deliver(name, procs, region, arguments, target=OWN, call=header.call)
+        referred = self._refer_to(arguments)
         try:
+            if any(isinstance(argument, KeptArgument) for argument in arguments):
+                name = f"{found.name}.put"
+                arguments, forget = await self.deliver(name, procs, region, arguments, target=OWN, call=header.call)
             payload = self._lookup.payload(buffers, arguments)
             servers = await self._served(procs, region)
             await self._wait_dropped(servers)
             pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
             _require_living(pending, procs)
             kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
-        except Exception:
+        except BaseException:
+            self._used(*referred)
             if forget is not None:
                 forget(None)
             raise
 
         def ended(response: Response | None) -> None:
             self._answered(kept, response)
+            self._used(*referred)
             if forget is not None:
                 forget(_untaken(pending, servers.actors, response))
 
@@ -451,8 +482,10 @@ class KeptValues:
         first = next(argument for argument in arguments if isinstance(argument, KeptArgument))
         procs = first.kept.servers.procs
         at = rank_region(ranks_of(first.region)[0])
-        objects, forget = await self.deliver("port.send", procs, at, arguments, target=OWN)
+        referred = self._refer_to(arguments)
+        forget: Forget = _forget_nothing
         try:
+            objects, forget = await self.deliver("port.send", procs, at, arguments, target=OWN)
             servers = await self._served(procs, at)
             _, actors, called = self._lookup.actors(servers.actors, MeshRef(object=0, region=at))
             value = self._lookup.payload(buffers, objects)
@@ -464,6 +497,8 @@ class KeptValues:
         except Exception:
             forget(None)
             raise
+        finally:
+            self._used(*referred)
 
     async def _read(self, header: ReadKept, buffers: Sequence[Fragments]) -> None:
         kept = await self._objects.wait(header.target.object)
@@ -490,6 +525,13 @@ class KeptValues:
         _, actors, _ = self._lookup.actors(servers.actors, MeshRef(object=0, region=region))
         self.calls.start(pending, servers.actors, actors, payload, stream_of(target))
 
+    def _refer_to(self, arguments: Iterable[Any]) -> list[KeptMesh]:
+        """The kept meshes to which there are references among ``arguments``. They stay until they are ``_used``."""
+        found = [each.kept for each in arguments if isinstance(each, KeptArgument) and each.reference]
+        for each in found:
+            each.uses += 1
+        return found
+
     def _used(self, *kept: KeptMesh) -> None:
         for each in kept:
             each.uses -= 1
@@ -497,11 +539,10 @@ class KeptValues:
 
     # --- the end
 
-    def release(self, kept: KeptMesh) -> None:
-        """The client no longer refers to the mesh."""
-        kept.released = True
-        if kept.uses:
-            self._leaving[kept.number] = kept
+    def release(self, kept: KeptMesh, *, at_once: bool = False) -> None:
+        """The client no longer refers to the mesh. ``at_once``: nor does anyone else who is not a call under way."""
+        kept.released, kept.at_once = True, at_once
+        self._leaving[kept.number] = kept
         self._drop_unused(kept)
 
     def holder_changed(
@@ -539,10 +580,10 @@ class KeptValues:
             self.release(known)
 
     def _drop_unused(self, kept: KeptMesh) -> None:
-        if kept.released and not kept.uses:
-            self._leaving.pop(kept.number, None)
-            if kept.done.done() and kept.done.result() is None:
-                self._drop(kept, late=False)
+        if not kept.released or kept.uses or (kept.holders and not kept.at_once) or not kept.done.done():
+            return
+        if self._leaving.pop(kept.number, None) is not None and kept.done.result() is None:
+            self._drop(kept, late=False)
 
     def _drop(self, kept: KeptMesh, *, late: bool) -> None:
         kept.sizes = ()
@@ -578,11 +619,14 @@ class KeptValues:
     def actors_ended(self, mesh: ActorMesh) -> None:
         """Some actors of ``mesh`` have ended, or all of a mesh that failed: processes that live on forget what their
         calls have not taken."""
-        servers = self._servers.get(mesh.procs) if mesh.procs is not None else None
-        if not servers:
+        servers = self._servers.get(mesh.procs, ()) if mesh.procs is not None else ()
+        if not servers and not self.holders.casts:
             return
-        ended = set(ranks_of(mesh.region) if mesh.failed else mesh.dead)
+        region = set(ranks_of(mesh.region))
+        ended = region if mesh.failed else set(mesh.dead)
         for number in [number for number, known in self._objects.items() if known is mesh]:
+            if region <= ended:
+                self.holders.actors_ended(number)
             for each in servers:
                 if (known_ended := each.targets.get(number)) is not None:
                     self._cast(each, (ended & each.ranks) - known_ended, "forget_calls_of", [number])
@@ -615,7 +659,7 @@ class KeptValues:
     def kept_bytes(self) -> dict[int, Counter[int]]:
         """Roughly the bytes of the values that stay in processes that live: by the id of their mesh, and by rank."""
         found: dict[int, Counter[int]] = {}
-        for kept in self._objects.values():
+        for kept in (*self._objects.values(), *self._leaving.values()):
             if isinstance(kept, KeptMesh) and kept.sizes:
                 procs = kept.servers.procs
                 by_rank = found.setdefault(id(procs), Counter())
@@ -679,6 +723,18 @@ class KeptValues:
         """Asks the processes: Monarch may report actors before their constructors have run."""
         actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
+
+
+def _forget(forget: Forget, casts: Iterable[Cast], positions: Collection[int] | None) -> None:
+    """What a message with references in it has not taken."""
+    forget(positions)
+    if positions is None:
+        for cast in casts:
+            cast.end()
+
+
+def _forget_nothing(positions: Collection[int] | None) -> None:
+    """Of a message without values."""
 
 
 def _require_living(pending: PendingCall, procs: ProcMesh) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send, StartTask
@@ -31,11 +31,15 @@ class _Stopped(NamedTuple):
     lost: frozenset[int]
 
 
+class ReleaseKept(Protocol):
+    def __call__(self, kept: KeptMesh, *, at_once: bool) -> None:
+        """The client no longer refers to values that stay in processes. ``at_once``: no matter who else does."""
+
+
 class Lifetimes:
     """``wait_available(hosts, region)`` waits for lost hosts to return. ``lost_hosts`` are those that have not.
     ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped, ``process_stopped(mesh, rank, report)``
-    for each of a proc mesh; ``end_processes(mesh)`` ends those of the proc mesh with this number,
-    ``release_kept(mesh)`` drops values that stay in processes."""
+    for each of a proc mesh; ``end_processes(mesh)`` ends those of the proc mesh with this number."""
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class Lifetimes:
         ranks_stopped: Callable[[ActorMesh], None],
         process_stopped: Callable[[ProcMesh, int, str], None],
         end_processes: Callable[[int], None],
-        release_kept: Callable[[KeptMesh], None],
+        release_kept: ReleaseKept,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
         self._release_kept, self._process_stopped = release_kept, process_stopped
@@ -225,7 +229,7 @@ class Lifetimes:
             if isinstance(known, Channel):
                 known.stop_reading()
             elif isinstance(known, KeptMesh):
-                self._release_kept(known)
+                self._release_kept(known, at_once=header.at_once)
             self._objects.release(number)
 
     def _is_last(self, number: int, parts: int) -> bool:

@@ -185,12 +185,19 @@ class Payloads(Protocol):
         """What unpickles as a kept value that was delivered to the process for this ``argument`` of a call."""
 
     def kept_reference(
-        self, number: int, label: str, places: Sequence[tuple[int, int]], at: int | None, whole: Region | None
+        self,
+        number: int,
+        label: str,
+        places: Sequence[tuple[int, int]],
+        at: int | None,
+        whole: Region | None,
+        passed: tuple[int, int, int] | None,
     ) -> Any:
         """What unpickles as a reference to a kept value of object ``number``, the results of call ``label``.
 
         ``places`` are the positions and base ranks of the values, by rank of the call that gets the references, or
         ``at`` is the index of the only one that matters. With ``whole`` it is a ``ValueMesh`` of all, of that shape.
+        ``passed`` is how the process says that it has arrived.
         """
 
 

@@ -394,11 +394,18 @@ class Client:
         return OnProcess(STORE, "take", delivery, argument)
 
     def kept_reference(
-        self, number: int, label: str, places: Sequence[tuple[int, int]], at: int | None, whole: Region | None
+        self,
+        number: int,
+        label: str,
+        places: Sequence[tuple[int, int]],
+        at: int | None,
+        whole: Region | None,
+        passed: tuple[int, int, int] | None,
     ) -> Any:
+        module = kept_references.MODULE
         if whole is not None:
-            return OnProcess(kept_references.MODULE, "refer_to_all", number, label, places, whole.labels, whole.sizes)
-        return OnProcess(kept_references.MODULE, "refer", number, label, places, at)
+            return OnProcess(module, "refer_to_all", number, label, places, whole.labels, whole.sizes, passed)
+        return OnProcess(module, "refer", number, label, places, at, passed)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         if self._settings.limits_frames:

@@ -398,7 +398,9 @@ class KeptMesh:
     done: asyncio.Future[tuple[Failure, Sequence[Any]] | None]
     sizes: tuple[int, ...] = ()  # bytes, by position
     uses: int = 0  # calls that are getting the values
+    holders: int = 0  # processes with references to them, and meshes whose constructors have got some
     released: bool = False
+    at_once: bool = False  # in spite of its holders
 
     def positions(self, region: Region) -> tuple[int, ...]:
         """The positions of a part, in its order; empty if it is the whole."""

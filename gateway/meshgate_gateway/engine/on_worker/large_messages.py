@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-FRAMES = 6  # from Monarch's handler to the sender: ``running_calls``, the endpoint, two functions, ``kept_values``
+FRAMES = 8
+"""From Monarch's handler to the sender: ``running_calls``, the endpoint, two functions, ``kept_values`` and two of
+``kept_references``."""
 LARGE = 8 * 2**20  # bytes; to ask takes about 1 ms, a call with a result of this size 12 ms
 
 

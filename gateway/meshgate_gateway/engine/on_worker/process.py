@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 # By value too: the adapter registers these modules.
 from meshgate_gateway.engine.on_worker.batches import run_batches
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
-from meshgate_gateway.engine.on_worker.kept_references import refer_to_values
+from meshgate_gateway.engine.on_worker.kept_references import keep_what_is_passed_on, refer_to_values
 from meshgate_gateway.engine.on_worker.large_messages import ask, ask_before_large_messages, pickled, send_pickled
 from meshgate_gateway.engine.on_worker.output_marks import OutputMarks
 from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
@@ -54,7 +54,10 @@ def unpickle(data: bytes | bytearray, buffers: list[bytearray], objects: list[An
         def persistent_load(self, pid: Any) -> Any:
             return objects[pid]
 
-    return Unpickler(io.BytesIO(data), buffers=buffers).load()
+    try:
+        return Unpickler(io.BytesIO(data), buffers=buffers).load()
+    finally:
+        objects.clear()  # the class, which refers to them, is in a cycle: it stays until a garbage collection
 
 
 def at_rank(value: Any, rank: int, labels: Sequence[str], sizes: Sequence[int], context_variable: str) -> Any:
@@ -137,9 +140,9 @@ async def set_up_process(
         install_breakpoints(name, hello["rank"], host)
     connect_again = functools.partial(connect, address)
     send = ask_before_large_messages(connect_again, hello, root, marks.rank)
+    keep_what_is_passed_on(refer_to_values(connect_again, hello), root)
     report_what_is_sent(connect_again, hello, send)
     send_every_exception(marks.rank)
-    refer_to_values(connect_again, hello)
     run_batches(marks.rank_for_engine, functools.partial(ask, connect_again, hello), standin_for, calls.arriving)
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)

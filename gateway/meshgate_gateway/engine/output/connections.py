@@ -29,7 +29,7 @@ class WorkerHello(BaseModel):
     mesh: int
     rank: int
     pid: int
-    stream: Literal["stdout", "stderr", "watch", "controllers", "ports", "large", "kept"]
+    stream: Literal["stdout", "stderr", "watch", "controllers", "ports", "large", "kept", "references"]
     nbytes: int = Field(default=0, ge=0)  # of a large message
     reply: bool = False  # whether that is the result of a call
     kept: bool = False  # whether the client fetches that result with ``KeptMesh.get()``

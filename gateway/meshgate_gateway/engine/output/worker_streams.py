@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import async_timeout
 from pydantic import BaseModel
@@ -58,6 +58,14 @@ class PortReport(BaseModel):
     nbytes: int
 
 
+class Referring(Protocol):
+    """A process that has references to kept values."""
+
+    def received(self, line: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class WorkerStreams:
     """Listens for the processes of one session.
 
@@ -66,8 +74,9 @@ class WorkerStreams:
     connection of a process closes, ``watched(mesh, rank)`` when a watcher connects. ``controllers()`` returns
     the answer to a worker that asks for the session's controllers; ``reported(port, messages, nbytes, answer)`` gets
     what a worker has sent to a port; ``ask`` decides on large messages; ``fetch_kept(mesh, rank, object, at)`` gets a
-    kept value to a worker that has a reference to it, and returns what to answer; ``late(text)`` gets a line for the
-    user when a result could not wait for output. All are called on the event loop.
+    kept value to a worker that has a reference to it, and returns what to answer; ``refers(mesh, rank, write)`` returns
+    what gets each line that a process with references sends, and to which ``write`` answers; ``late(text)`` gets a
+    line for the user when a result could not wait for output. All are called on the event loop.
     """
 
     def __init__(
@@ -82,10 +91,11 @@ class WorkerStreams:
         late: Callable[[str], None],
         ask: Ask,
         fetch_kept: Callable[[int, int, int, int], Awaitable[bytes]],
+        refers: Callable[[int, int, Callable[[bytes], object]], Referring],
     ) -> None:
         self._label, self._printed, self._ended, self._watched = label, printed, ended, watched
         self._controllers, self._reported, self._late, self._ask = controllers, reported, late, ask
-        self._fetch_kept = fetch_kept
+        self._fetch_kept, self._refers = fetch_kept, refers
         self._outputs: dict[int, MeshOutput] = {}  # by mesh
         self._reported_late = float("-inf")
         self.secret = secrets.token_hex(16)
@@ -290,7 +300,20 @@ class WorkerStreams:
             return
         if hello.stream == "ports":
             await self._read_reports(reader, writer)
-            return
+        elif hello.stream == "references":
+            await self._read_references(hello, reader, writer)
+        else:
+            await self._serve_output(hello, size, reader, writer, dropped=dropped)
+
+    async def _serve_output(
+        self,
+        hello: WorkerHello,
+        size: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        dropped: bool,
+    ) -> None:
         connected = self._connected.setdefault(hello.mesh, {})
         connected[writer] = hello
         if dropped:
@@ -324,6 +347,20 @@ class WorkerStreams:
                     writer.write(json.dumps({"port": port, "closed": closed, "factor": factor}).encode() + b"\n")
 
             self._reported(report.port, report.messages, report.nbytes, answer)
+
+    async def _read_references(
+        self, hello: WorkerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        def write(data: bytes) -> None:
+            if not writer.is_closing():
+                writer.write(data)
+
+        process = self._refers(hello.mesh, hello.rank, write)
+        try:
+            while line := await reader.readline():
+                process.received(line)
+        finally:
+            process.end()
 
     async def _read_hello(self, reader: asyncio.StreamReader) -> tuple[WorkerHello | None, int]:
         """The first line, and its size in bytes."""

@@ -40,7 +40,7 @@ class Session:
         self.processes_stopped: list[tuple[ProcMesh, int, str]] = []
         self.ended: list[int] = []  # the numbers of proc meshes
         self.lost_hosts: dict[str, str] = {}
-        self.dropped: list[KeptMesh] = []
+        self.dropped: list[tuple[KeptMesh, bool]] = []  # with whether at once
         self.lifetimes = Lifetimes(
             self.objects,
             Lookup(self.objects, self.monarch),
@@ -53,7 +53,7 @@ class Session:
             ranks_stopped=self.stopped.append,
             process_stopped=lambda mesh, rank, report: self.processes_stopped.append((mesh, rank, report)),
             end_processes=self.ended.append,
-            release_kept=self.dropped.append,
+            release_kept=self._release_kept,
         )
         self.hosts = host_mesh()
         self.procs = proc_mesh(self.hosts)
@@ -64,6 +64,9 @@ class Session:
     async def _wait_available(self, hosts: HostMesh, region: Region | None) -> None:
         if missing := hosts.missing_among(hosts.names):
             raise RequestFailed(Failure(kind="supervision", message=missing))
+
+    def _release_kept(self, kept: KeptMesh, *, at_once: bool) -> None:
+        self.dropped.append((kept, at_once))
 
     def initialized(self, target: int, *, whole: bool = False) -> None:
         self.lifetimes.initialized(Initialized(call=9, target=MeshRef(object=target), whole=whole), ())
@@ -360,15 +363,15 @@ async def test_kept_values_are_released_with_the_last_part_of_their_release() ->
     region = hosts_region(2)
     kept = KeptMesh(9, "makers.make.keep()", None, region, (0, 1), asyncio.get_running_loop().create_future())
     session.objects.add(9, kept)
-    session.lifetimes.release(Release(objects=(9,), parts=2), ())
+    session.lifetimes.release(Release(objects=(9,), parts=2, at_once=True), ())
     assert session.dropped == []
     assert session.objects.get(9) is kept
-    session.lifetimes.release(Release(objects=(9,), parts=2), ())
-    assert session.dropped == [kept]
+    session.lifetimes.release(Release(objects=(9,), parts=2, at_once=True), ())
+    assert session.dropped == [(kept, True)]
     assert session.objects.get(9) is None
     session.objects.add(10, kept)
     session.lifetimes.release(Release(objects=(10,)), ())
-    assert session.dropped == [kept, kept]
+    assert session.dropped == [(kept, True), (kept, False)]
 
 
 @async_test

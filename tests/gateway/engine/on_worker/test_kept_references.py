@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import pickle
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from meshgate_gateway.engine.on_worker.kept_references import MODULE, KeptRef, ValueLostError, refer_to_values
+from meshgate_gateway.engine.on_worker.kept_references import (
+    MODULE,
+    KeptRef,
+    ValueLostError,
+    answers_an_actor,
+    refer_to_values,
+)
 from meshgate_gateway.engine.on_worker.kept_values import KeptStore
 
 CALL = "makers.make.keep()"
@@ -28,7 +36,10 @@ class Process:
     def __init__(self) -> None:
         self.answer = b""
         self.asked: dict[str, Any] = {}
-        refer_to_values(self._connect, {"secret": "s", "mesh": 2, "rank": 1, "pid": os.getpid()})
+        self.said: list[bytes] = []  # of its references
+        self.engine: socket.socket | None = None  # the end of the connection on which it says so
+        self.ending = False  # the engine closes that connection instead of answering
+        self.references = refer_to_values(self._connect, {"secret": "s", "mesh": 2, "rank": 1, "pid": os.getpid()})
         self.module: Any = sys.modules[MODULE]
 
     def _connect(self) -> socket.socket:
@@ -36,11 +47,28 @@ class Process:
 
         def serve() -> None:
             with theirs, theirs.makefile("rb") as lines:
-                self.asked = json.loads(lines.readline())
-                theirs.sendall(self.answer)
+                hello = json.loads(lines.readline())
+                if hello["stream"] == "references":
+                    self.engine = theirs
+                    self._hear(lines)
+                else:
+                    self.asked = hello
+                    theirs.sendall(self.answer)
 
-        threading.Thread(target=serve).start()
+        threading.Thread(target=serve, daemon=True).start()
         return ours
+
+    def _hear(self, lines: Any) -> None:
+        for line in lines:
+            self.said.append(line)
+            if self.ending:
+                return
+            if line.startswith(b"+"):
+                self.tell(b"+\n")
+
+    def tell(self, line: bytes) -> None:
+        assert self.engine is not None
+        self.engine.sendall(line)
 
     def make_store(self) -> KeptStore:
         self.module.store = store = KeptStore(None)
@@ -51,7 +79,11 @@ class Process:
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     modules = KeptRef.__module__, ValueLostError.__module__
-    yield Process()
+    made = Process()
+    yield made
+    if made.references._connection is not None:
+        made.references._connection.shutdown(socket.SHUT_RDWR)
+        made.references._connection.close()
     sys.modules.pop(MODULE, None)
     KeptRef.__module__, ValueLostError.__module__ = modules
 
@@ -142,7 +174,116 @@ def test_arguments_refer_to_the_value_of_the_rank_or_to_all(process: Process, mo
     monarch: Any = pytest.importorskip("monarch.actor")
     monkeypatch.setattr(monarch, "context", lambda: SimpleNamespace(message_rank=SimpleNamespace(rank=1)))
     module = process.module
-    assert "on rank 1" in repr(module.refer(5, CALL, PLACES, None))
-    assert "on rank 0" in repr(module.refer(5, CALL, PLACES, 0))
-    found = module.refer_to_all(5, CALL, PLACES, ("hosts",), (2,))
+    assert "on rank 1" in repr(module.refer(5, CALL, PLACES, None, None))
+    assert "on rank 0" in repr(module.refer(5, CALL, PLACES, 0, None))
+    found = module.refer_to_all(5, CALL, PLACES, ("hosts",), (2,), (0, 0, 7))
     assert [each._rank for each in found.values()] == [4, 6]
+    until(lambda: process.said[-1] == b"=0 0 7\n")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Fails after a time that only a defect takes."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_the_engine_knows_of_the_first_reference_to_an_object_and_of_the_end_of_the_last(process: Process) -> None:
+    first, second = KeptRef(5, 1, 6, CALL), KeptRef(5, 0, 4, CALL)
+    other = copy.deepcopy(KeptRef(9, 0, 4, CALL))
+    assert process.said == [b"+5\n", b"+9\n"]
+    del first
+    assert process.references.statistics() == {"objects": 2, "on_the_way": 0}
+    del second, other
+    until(lambda: process.said[2:] == [b"-5\n", b"-9\n"])
+    again = KeptRef(5, 1, 6, CALL)
+    assert process.said[4:] == [b"+5\n"]
+    del again
+
+
+def test_a_reference_that_another_process_has_passed_on_says_that_it_has_arrived(process: Process) -> None:
+    first = KeptRef(5, 1, 6, CALL, (4, 0, 7))
+    second = KeptRef(5, 1, 6, CALL, (4, 0, 8))
+    until(lambda: process.said == [b"+5\n", b"=4 0 7\n", b"=4 0 8\n"])
+    del first, second
+
+
+def test_what_is_passed_on_stays_until_it_has_arrived(process: Process) -> None:
+    references, reference = process.references, KeptRef(5, 1, 6, CALL)
+    pickled = references.sending(lambda: True, pickle.dumps, [reference])
+    del reference
+    assert references.statistics() == {"objects": 1, "on_the_way": 1}
+    (found,) = pickle.loads(pickled)
+    until(lambda: process.said == [b"+5\n", b"=2 1 1\n"])
+    del found
+    process.tell(b"1\n")
+    until(lambda: process.said[2:] == [b"-5\n"])
+    process.tell(b"1\n")  # of another receiver of the same message
+    assert pickle.loads(pickled)  # a message that was kept for long
+    assert references.statistics()["on_the_way"] == 0
+
+
+def test_nothing_stays_of_what_does_not_go_to_an_actor(process: Process) -> None:
+    references, reference = process.references, KeptRef(5, 1, 6, CALL)
+    assert references.sending(lambda: False, pickle.dumps, reference) == pickle.dumps(reference)
+
+    def dump_both(value: Any) -> bytes:
+        """As a message whose pickling sends another one."""
+        references.sending(lambda: False, pickle.dumps, value)
+        return pickle.dumps([value, threading.Lock()])
+
+    with pytest.raises(TypeError, match="cannot pickle"):
+        references.sending(lambda: True, dump_both, reference)
+    pickle.dumps(reference)
+    assert references.statistics() == {"objects": 1, "on_the_way": 0}
+
+
+def test_a_thousand_references_that_are_passed_on_leave_nothing(process: Process) -> None:
+    for number in range(1, 1001):
+        reference = KeptRef(number, 0, 4, CALL)
+        pickled = process.references.sending(lambda: True, pickle.dumps, reference)
+        del reference
+        received = pickle.loads(pickled)
+        process.tell(b"%d\n" % number)
+        del received
+    until(lambda: process.references.statistics() == {"objects": 0, "on_the_way": 0})
+    until(lambda: len(process.said) == 3000)
+
+
+def test_a_forked_process_has_copies_that_keep_nothing(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(process.references._hello, "pid", 7)  # type: ignore[arg-type]
+    KeptRef(5, 1, 6, CALL)
+    assert process.references.statistics() == {"objects": 0, "on_the_way": 0}
+    assert not process.said
+
+
+def test_a_session_that_has_ended_has_no_references(process: Process) -> None:
+    held = KeptRef(4, 1, 6, CALL)
+    process.ending = True
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"cannot refer to .*: the engine cannot be asked"):
+            KeptRef(5, 1, 6, CALL)
+    del held  # which the engine need not learn
+
+
+def test_an_engine_that_does_not_listen_is_an_error_with_the_call(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> socket.socket:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(process.references, "_connect", refuse)
+    with pytest.raises(RuntimeError, match=r"cannot refer to the value of makers.* on rank 1: .* refused"):
+        KeptRef(5, 1, 6, CALL)
+
+
+def answered(correlation_id: int | None) -> bool:
+    """What code finds that replies to a call, as Monarch's handler of it has variables."""
+    return answers_an_actor(sys._getframe())
+
+
+def test_only_calls_of_actors_have_a_correlation_id() -> None:
+    assert answered(5)
+    assert not answered(None)
+    assert not answers_an_actor(None)

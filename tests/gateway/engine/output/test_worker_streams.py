@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,23 @@ def _results_wait_for_output_however_busy_the_machine_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 1000)
 
 
+class Referring:
+    """A process with references, which gets an answer to each line."""
+
+    def __init__(
+        self, place: tuple[int, int], write: Callable[[bytes], object], said: list[tuple[tuple[int, int], bytes]]
+    ) -> None:
+        self._place, self._write, self._said = place, write, said
+
+    def received(self, line: bytes) -> None:
+        self._said.append((self._place, line))
+        self._write(b"+\n")
+
+    def end(self) -> None:
+        self._said.append((self._place, b""))
+        self._write(b"too late")
+
+
 class Listener:
     """A listening socket and what it reports."""
 
@@ -40,6 +57,7 @@ class Listener:
         self.printed = asyncio.Event()
         self.closed = asyncio.Event()
         self.watched: list[tuple[int, int]] = []
+        self.said: list[tuple[tuple[int, int], bytes]] = []
         self.streams = WorkerStreams(
             label=lambda mesh, rank: self.label,
             printed=self._printed,
@@ -50,6 +68,7 @@ class Listener:
             late=self.late.append,
             ask=self._ask,
             fetch_kept=self._fetch_kept,
+            refers=self._refers,
         )
 
     def _ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool, kept: bool) -> str:
@@ -71,6 +90,9 @@ class Listener:
 
     async def _fetch_kept(self, mesh: int, rank: int, number: int, at: int) -> bytes:
         return f"+{(mesh, rank, number, at)}".encode()
+
+    def _refers(self, mesh: int, rank: int, write: Callable[[bytes], object]) -> Referring:
+        return Referring((mesh, rank), write, self.said)
 
     async def _controllers(self) -> bytes:
         return b"+a pickle"
@@ -346,6 +368,17 @@ async def test_a_worker_that_has_a_reference_to_a_kept_value_gets_an_answer() ->
         writer.write(listener.hello(stream="kept", object=5, at=7))
         assert await asyncio.wait_for(reader.read(), 10) == b"+(1, 0, 5, 7)"
         writer.close()
+
+
+@async_test
+async def test_what_a_process_says_of_its_references_is_passed_on_until_it_ends() -> None:
+    async with listening() as listener:
+        reader, writer = await listener.connect()
+        writer.write(listener.hello(stream="references", rank=3) + b"+5\n=1 0 9\n")
+        assert await reader.readexactly(4) == b"+\n+\n"
+        writer.close()
+        await until(lambda: len(listener.said) == 3)
+        assert listener.said == [((1, 3), b"+5\n"), ((1, 3), b"=1 0 9\n"), ((1, 3), b"")]
 
 
 @async_test
