@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,18 @@ CLIENT = Path(__file__).parent / "root_client.py"
 class Worker:
     """A host process and its pipes."""
 
-    def __init__(self, address: str, *arguments: str) -> None:
+    def __init__(self, address: str, *arguments: str, program: Sequence[str] = ("-m", "meshgate_worker")) -> None:
         ready, ready_write = os.pipe()
         lifetime_read, self.lifetime = os.pipe()
         self.address = address
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "meshgate_worker", "--address", address, "--name", "workers-0"),
+                *(sys.executable, *program, "--address", address, "--name", "workers-0"),
                 *("--identity", IDENTITY),
                 *("--ready-fd", str(ready_write), "--lifetime-fd", str(lifetime_read), *arguments),
             ],
             pass_fds=(ready_write, lifetime_read),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -52,7 +53,9 @@ class Worker:
     def close(self) -> None:
         self.release()
         self.process.wait(DEADLINE)
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.process.stdin.close()
         self.process.stdout.close()
 
 

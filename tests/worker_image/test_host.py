@@ -22,6 +22,16 @@ from tests.worker_image.host_process import DEADLINE, Client, Worker
 
 UUID = "5b1c3f60-7a52-4c1e-9d38-2f6f0e7b9a41"
 ADDRESS = "tcp://10.0.0.1:26600@tcp://0.0.0.0:26600"
+SIGNALS_ITSELF = """
+import runpy, signal, sys, threading
+
+def signal_itself():
+    sys.stdin.readline()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=signal_itself, daemon=True).start()
+runpy.run_module("meshgate_worker", run_name="__main__", alter_sys=True)
+"""
 needs_identities = importlib.metadata.version("torchmonarch") >= "0.8"
 
 
@@ -57,6 +67,15 @@ def test_sigterm_ends_the_host_and_its_descendants(worker: Worker, client: Clien
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
     wait_gone(*client.pids, *started)
+
+
+def test_a_signal_that_another_thread_gets_ends_the_host(directory: Path) -> None:
+    worker = Worker(f"ipc://{directory}/host", program=("-c", SIGNALS_ITSELF))
+    assert worker.process.stdin is not None
+    worker.process.stdin.write(b"\n")
+    worker.process.stdin.flush()
+    assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
+    worker.close()
 
 
 def test_processes_go_on_after_the_notice_of_sigterm_and_the_host_ends_with_the_last(directory: Path) -> None:

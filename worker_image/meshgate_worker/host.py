@@ -130,6 +130,7 @@ class _EndRequest:
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
         self._end: _End | None = None
         self.deadline = math.inf  # on the monotonic clock: after SIGTERM with a notice
 
@@ -139,12 +140,16 @@ class _EndRequest:
         os.write(self._write_fd, b"\0")
 
     def give_notice(self, seconds: float) -> None:
-        """The host is to end within ``seconds``. Safe in signal handlers."""
+        """The host is to end within ``seconds``. For signal handlers."""
         self.deadline = time.monotonic() + seconds
-        os.write(self._write_fd, b"\0")
 
     def posted(self) -> _End | None:
         return self._end
+
+    def wake_on_signals(self) -> None:
+        """Lets ``read_fd`` be readable after each signal. Without that, nothing would handle one that arrives just
+        before the main thread begins to wait, or in another thread: handlers run in the main thread, once it runs."""
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
 
 def serve(options: HostOptions) -> int:
@@ -163,6 +168,7 @@ def serve(options: HostOptions) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, on_signal)
+    request.wake_on_signals()
     end = _start(options, request) or _wait_ready(options, request) or _wait_end(options, request)
     end = end or _End(1, "unknown reason")
     leads_session = os.getsid(0) == os.getpid()  # otherwise the session may be that of a shell
@@ -236,7 +242,7 @@ def _wait_end(options: HostOptions, request: _EndRequest, timeout: float | None 
             return None
         if request.read_fd in readable:
             os.read(request.read_fd, 4096)
-            if request.posted() is None:
+            if request.posted() is None and request.deadline < math.inf:
                 log(f"{options.name}: SIGTERM: continues for up to {options.notice:g} s while something runs here")
         if options.lifetime_fd in readable and not os.read(options.lifetime_fd, 4096):
             return _End(0, "the process that started this host has exited")
