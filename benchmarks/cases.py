@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.peer import RunningPeer
-from benchmarks.processes import ROOT, descendants, usage_of
+from benchmarks.processes import ROOT, cpu_of
 from benchmarks.results import Case, Check, Value, at_least, at_most, median, percentile
 from benchmarks.run import Peers, Run
 
@@ -122,20 +122,15 @@ def _with_processor_time(
     """Of each round of 1,000 calls, the seconds, and those of processors in the peer's process and its descendants."""
 
     def ask(peer: RunningPeer) -> tuple[float, float]:
-        before = _processor_time(peer)
+        before = cpu_of(peer.pid)
         seconds = peer.ask(method, calls=1000)
-        return seconds, _processor_time(peer) - before
+        return seconds, cpu_of(peer.pid) - before
 
     found = peers.turns_of(ask, names, None, warm=True)
     return (
         {name: [seconds for seconds, _ in rounds] for name, rounds in found.items()},
         {name: [used for _, used in rounds] for name, rounds in found.items()},
     )
-
-
-def _processor_time(peer: RunningPeer) -> float:
-    usages = [usage_of(pid) for pid in (peer.pid, *descendants(peer.pid))]
-    return sum(usage.cpu for usage in usages if usage is not None)
 
 
 def _best(one: dict[str, Value], other: dict[str, Value], name: str) -> Value | None:

@@ -78,10 +78,10 @@ class OtherProcesses:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._before = _busy() - cpu_of_run()
+        self._before = _busy() - cpu_of(os.getpid())
 
     def cores_used(self) -> float:
-        return max(0.0, (_busy() - cpu_of_run() - self._before) / max(1e-3, time.monotonic() - self._start))
+        return max(0.0, (_busy() - cpu_of(os.getpid()) - self._before) / max(1e-3, time.monotonic() - self._start))
 
 
 def _busy() -> float:
@@ -89,12 +89,12 @@ def _busy() -> float:
     return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and iowait
 
 
-def cpu_of_run() -> float:
-    """The processor time of this process and all its descendants so far, in seconds, with those that have ended."""
+def cpu_of(pid: int) -> float:
+    """The processor time of a process and all its descendants so far, in seconds, with those that have ended."""
     ticks = 0
-    for pid in (os.getpid(), *descendants(os.getpid(), ended=True)):
+    for each in (pid, *descendants(pid, ended=True)):
         with contextlib.suppress(OSError):
-            ticks += sum(int(field) for field in _fields(pid)[11:15])  # own and those of children waited for
+            ticks += sum(int(field) for field in _fields(each)[11:15])  # own and those of children waited for
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -38,7 +38,7 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
         return
     if mesh in applied:
         hosts._initialized(wait_for_all=False).get()  # by then the restart count below is up to date
-    wanted = (steps[-1].digest, hosts._client.objects.host_restarts.get(mesh, 0))
+    wanted = (steps[-1].digest, hosts._client.objects.host_restarts[mesh])
     if applied.get(mesh) == wanted:
         return
     procs = hosts.spawn_procs(name="image")

@@ -82,6 +82,6 @@ def attach_meshes(client: Client, meshes: Mapping[str, int], previous: JobState 
             hosts[name] = known[name]
             continue
         if usable:  # the job was scaled: some of its hosts have nothing of what was done on the others
-            client.objects.host_restarts[name] = client.objects.host_restarts.get(name, 0) + 1
+            client.objects.host_restarts[name] += 1
         hosts[name] = client.attach_hosts(name, count)
     return previous if previous is not None and hosts == known else JobState(hosts)

@@ -126,7 +126,7 @@ class RemoteMounts:
     def _wanted(self, hosts: HostMeshProxy, mesh: str, digest: str) -> tuple[Client, str, int]:
         client: Any = hosts._client
         hosts._initialized(wait_for_all=False).get()  # then the restart count is up to date
-        return client, digest, client.objects.host_restarts.get(mesh, 0)
+        return client, digest, client.objects.host_restarts[mesh]
 
     def _mount(self, mount: RemoteMount, client: Client, due: Sequence[HostMeshProxy]) -> str:
         """Returns the version that the hosts have: files may change after the scan that found it due."""

@@ -232,7 +232,7 @@ class Dispatcher:
             return
         # The same hosts, of which some were about to end, stay: a host that replaces another has another address.
         if hosts.hosts and not (hosts.ending and hosts.hosts == header.hosts):
-            self._objects.host_restarts[hosts.name] = self._objects.host_restarts.get(hosts.name, 0) + 1
+            self._objects.host_restarts[hosts.name] += 1
         hosts.hosts, hosts.ending = header.hosts, {}
         if self.takeover is not None and not self.takeover.complete.done():
             hosts.expected_hosts = len(header.hosts)  # the job may have been scaled since the mesh was attached

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -59,7 +60,7 @@ class RemoteObject:
 class ObjectTable:
     """All objects of a session by number. Numbers are positive and never reused; the gateway's own are negative."""
 
-    host_restarts: dict[str, int] = field(default_factory=dict)
+    host_restarts: Counter[str] = field(default_factory=Counter)
     """How often hosts of each mesh were replaced by new ones, which have nothing of what was done on the old."""
     _objects: dict[int, RemoteObject] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))

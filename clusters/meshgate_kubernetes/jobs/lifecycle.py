@@ -307,7 +307,7 @@ def _listed(parent: Object) -> ListedJob:
     metadata = parent["metadata"]
     meshes = gpus = None
     with suppress(ValueError):
-        spec = manifests.with_sizes(manifests.asked_spec(parent), manifests.sizes_of(parent))
+        spec = manifests.current_spec(parent)
         meshes, gpus = {mesh.name: mesh.replicas for mesh in spec.meshes}, spec.gpu_count
     return ListedJob(
         name=metadata["name"],

@@ -142,7 +142,7 @@ def read_parent(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
     parent = api.get("ConfigMap", Names(name).parent, namespace)
     if manifests.SPEC_KEY not in (parent.get("data") or {}) or "deletionTimestamp" in parent["metadata"]:
         raise NotFound(f"no job {name!r} in namespace {namespace!r}")
-    return manifests.with_sizes(manifests.asked_spec(parent), manifests.sizes_of(parent)), parent
+    return manifests.current_spec(parent), parent
 
 
 def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:

@@ -79,6 +79,11 @@ def sizes_of(parent: Object) -> dict[str, int]:
     return {key.removeprefix(SIZE_KEY): int(hosts) for key, hosts in data.items() if key.startswith(SIZE_KEY)}
 
 
+def current_spec(parent: Object) -> JobSpec:
+    """As ``asked_spec``, with the numbers of hosts that the meshes have been scaled to."""
+    return with_sizes(asked_spec(parent), sizes_of(parent))
+
+
 def with_sizes(spec: JobSpec, sizes: Mapping[str, int]) -> JobSpec:
     """``spec`` with these numbers of hosts."""
     meshes = (each.model_copy(update={"replicas": sizes.get(each.name, each.replicas)}) for each in spec.meshes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ class FakeHosts:
 
 class FakeClient:
     def __init__(self) -> None:
-        self.objects = SimpleNamespace(host_restarts={})
+        self.objects = SimpleNamespace(host_restarts=Counter())
 
 
 def apply(hosts: Any, image: Image = IMAGE) -> None:

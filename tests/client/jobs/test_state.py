@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +72,7 @@ class FakeMesh:
 
 class FakeClient:
     def __init__(self) -> None:
-        self.objects = SimpleNamespace(host_restarts={})
+        self.objects = SimpleNamespace(host_restarts=Counter())
 
     def attach_hosts(self, name: str, size: int) -> FakeMesh:
         return FakeMesh(name, size)

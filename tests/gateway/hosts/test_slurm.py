@@ -95,6 +95,20 @@ class Watched:
         ended: asyncio.Event = connection.ended
         return ended
 
+    def hold_answers(self) -> tuple[threading.Semaphore, threading.Semaphore]:
+        """From now on the first is released when Slurm is asked, and the answer comes once the second is released."""
+        asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+        read = self.cluster.status
+
+        def status() -> JobStatus | None:
+            known = read()
+            asked.release()
+            assert answered.acquire(timeout=DEADLINE)
+            return known
+
+        self.cluster.status = status  # type: ignore[method-assign]
+        return asked, answered
+
     def run(self) -> None:
         self.cluster.set("RUNNING", nodes=("n1", "n2"))
         self.connect(0)
@@ -190,16 +204,7 @@ def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow(monkeypat
     async def test(watched: Watched) -> None:
         watched.run()
         await watched.hosts.wait_ready()
-        asked, answered = threading.Semaphore(0), threading.Semaphore(0)
-        read = watched.cluster.status
-
-        def status() -> JobStatus | None:
-            known = read()
-            asked.release()
-            assert answered.acquire(timeout=DEADLINE)
-            return known
-
-        watched.cluster.status = status  # type: ignore[method-assign]
+        asked, answered = watched.hold_answers()
         assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE)
         watched.hosts._worker_gone(watched.hosts.workers.by_rank[0])
         await asyncio.sleep(2 * slurm.REASON_TIMEOUT)
@@ -416,16 +421,7 @@ def test_what_slurm_said_before_a_signal_does_not_end_the_worker() -> None:
     async def test(watched: Watched) -> None:
         watched.run()
         await watched.hosts.wait_ready()
-        asked, answered = threading.Semaphore(0), threading.Semaphore(0)
-        read = watched.cluster.status
-
-        def status() -> JobStatus | None:
-            known = read()
-            asked.release()
-            assert answered.acquire(timeout=DEADLINE)
-            return known
-
-        watched.cluster.status = status  # type: ignore[method-assign]
+        asked, answered = watched.hold_answers()
         assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE)
         watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
         watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + 60, preempted_at=time.time())

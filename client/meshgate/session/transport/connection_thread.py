@@ -223,8 +223,8 @@ class ConnectionThread:
         """Releases object ``number``. Takes no lock: finalizers call it, at any point of any thread.
 
         ``streams``: those besides the object's own that had messages which name it, if the gateway may release it only
-        when it has handled them. A message may overtake those of another stream. ``at_once``: kept
-        values go although actors have references to them.
+        when it has handled them. A message may overtake those of another stream. ``at_once``: kept values go although
+        actors have references to them.
         """
         self._released.append((number, streams, at_once))
         self._wake()

@@ -540,7 +540,7 @@ class KeptValues:
     # --- the end
 
     def release(self, kept: KeptMesh, *, at_once: bool = False) -> None:
-        """The client no longer refers to the mesh. ``at_once``: nor does anyone else who is not a call under way."""
+        """The client no longer refers to the mesh. ``at_once``: only calls under way keep it now."""
         kept.released, kept.at_once = True, at_once
         self._leaving[kept.number] = kept
         self._drop_unused(kept)

@@ -75,6 +75,10 @@ class Process:
         return store
 
 
+def refuse() -> socket.socket:
+    raise ConnectionRefusedError("refused")
+
+
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
@@ -144,9 +148,6 @@ def test_a_forked_process_cannot_fetch_values(process: Process, monkeypatch: pyt
 def test_an_engine_that_cannot_be_asked_is_an_error_with_the_call(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> socket.socket:
-        raise ConnectionRefusedError("refused")
-
     monkeypatch.setattr(process.module, "connect", refuse)
     with pytest.raises(RuntimeError, match=r"makers\.make\.keep\(\) on rank 1: the engine cannot be asked: refused"):
         KeptRef(5, 1, 6, CALL).get()
@@ -270,9 +271,6 @@ def test_a_session_that_has_ended_has_no_references(process: Process) -> None:
 def test_an_engine_that_does_not_listen_is_an_error_with_the_call(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> socket.socket:
-        raise ConnectionRefusedError("refused")
-
     monkeypatch.setattr(process.references, "_connect", refuse)
     with pytest.raises(RuntimeError, match=r"cannot refer to the value of makers.* on rank 1: .* refused"):
         KeptRef(5, 1, 6, CALL)
