@@ -34,6 +34,7 @@ def cluster(python: str, log: Path, dashboard_port: int | None = None) -> Iterat
     quiet = ["--include-dashboard=false", "--disable-usage-stats"]
     if dashboard_port is not None:  # it accepts jobs
         quiet[0] = f"--dashboard-port={dashboard_port}"
+        options.append("--dashboard-agent-listen-port=0")  # any: the default is one number, and jobs need this agent
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory, log.open("wb") as output:
         command = [str(Path(python).parent / "ray"), "start", *options, *quiet, f"--temp-dir={directory}"]
         for _ in range(_STARTS):
