@@ -291,6 +291,72 @@ def memory(run: Run) -> Rows:
             yield case
 
 
+def imports(run: Run) -> Rows:
+    """A new process, from its start until it has imported what a program begins with, or printed its help."""
+    programs = {"direct": "from monarch.job import ProcessJob", "meshgate": "from meshgate import ProcessJob"}
+    found = _processes(run, {name: [sys.executable, "-c", program] for name, program in programs.items()})
+    case = Case("import of ProcessJob", _totals_ms(found), table="scale")
+    case.checks += at_most("took", case.columns["meshgate"].number, 150, unit=" ms")
+    yield case
+    help_text = _processes(run, {"meshgate": [sys.executable, "-m", "meshgate", "--help"]})
+    case = Case("meshgate --help", _totals_ms(help_text), table="scale")
+    case.checks += at_most("took", case.columns["meshgate"].number, 150, unit=" ms")
+    yield case
+
+
+def _processes(run: Run, commands: dict[str, list[str]]) -> dict[str, list[float]]:
+    """The seconds that each process takes, in turns, after a warm-up round."""
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(-1, run.rounds):
+        for name, command in commands.items():
+            start = time.monotonic()
+            run.measure(partial(subprocess.run, command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True))
+            if turn >= 0:
+                found[name].append(time.monotonic() - start)
+    return found
+
+
+def ranks(run: Run) -> Rows:
+    """Calls to many processes."""
+    with run.peers(direct={}, meshgate={}) as peers:
+        for count, times in ((16, 100), (64, 30)):
+            found = peers.turns("direct", "meshgate", method="to_ranks", ranks=count, calls=times, timeout=300.0)
+            case = Case(f"sequential calls to {count} ranks", _medians_ms(found), table="scale")
+            case.checks += at_most("compared with direct:", case.ratio("meshgate", "direct"), 1.2)
+            yield case
+
+
+def sessions(run: Run) -> Rows:
+    """50 sessions on one gateway, each with an engine and an actor of its own, of which one at a time makes calls."""
+    with run.peers(meshgate={}) as peers:
+        once = partial(peers.turns, "meshgate", method="in_sessions", calls=200, rounds=1, warm=False, timeout=300.0)
+        alone, beside = once(sessions=1)["meshgate"][0], once(sessions=50)["meshgate"][0]
+    single = Value("ms", (median(alone["calls"][0]) * 1e3,))
+    each = Value("ms", tuple(median(calls) * 1e3 for calls in beside["calls"]))
+    worst = Value("ms", (max(each.rounds),))
+    yield Case("call in each of 50 sessions", {"meshgate": each, "other": single}, beside="1 session", table="scale")
+    yield Case("  in the slowest of them", {"meshgate": worst, "other": single}, beside="1 session", table="scale")
+    engines = Value("MB", tuple(rss / MB for rss in beside["engines"]))
+    before = Value("MB", (alone["engines"][0] / MB,))
+    case = Case(
+        "memory of a session's engine", {"meshgate": engines, "other": before}, beside="1 session", table="scale"
+    )
+    case.note = f"the server has {alone['server'] / MB:.0f} MB with 1 session and {beside['server'] / MB:.0f} with 50"
+    yield case
+
+
+def large(run: Run) -> Rows:
+    """The most memory that an array of 1 GB takes, beside what the processes had before."""
+    with run.peers(meshgate={}) as peers:
+        for direction in ("up", "down"):
+            found = peers.turns("meshgate", method="peak_memory", direction=direction, nbytes=1000 * MB, rounds=2)
+            for process in ("engine", "client"):
+                more = Value("MB", tuple(each[process] / MB for each in found["meshgate"]))
+                case = Case(f"array of 1 GB {direction}, memory of the {process}", {"meshgate": more}, table="scale")
+                case.checks += at_most("of its size", more.number / 1000, 2)
+                yield case
+
+
 def _medians_ms(found: dict[str, list[list[float]]]) -> dict[str, Value]:
     return _by_round(found, lambda seconds: median(seconds) * 1e3)
 
@@ -320,4 +386,8 @@ GROUPS: dict[str, Callable[[Run], Rows]] = {
     "kept": kept,
     "cuts": cuts,
     "memory": memory,
+    "imports": imports,
+    "ranks": ranks,
+    "sessions": sessions,
+    "large": large,
 }

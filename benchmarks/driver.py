@@ -22,6 +22,7 @@ class Driver:
         self.hosts: Any = None
         self._made = 0
         self._trainers: Any = None
+        self._wide: tuple[int, Any, Any] = (0, None, None)  # ranks, processes, actors
         self._arrays: dict[int, Any] = {}
 
     def open_meshes(self) -> None:
@@ -38,6 +39,15 @@ class Driver:
     def sequential(self, actors: int, calls: int) -> list[float]:
         call = self.one.echo.call_one if actors == 1 else self.four.echo.call
         return timed(lambda: call(b"x" * 100).get(), calls)
+
+    def to_ranks(self, ranks: int, calls: int) -> list[float]:
+        """Calls to all of ``ranks`` processes, half of them on each host."""
+        if self._wide[0] != ranks:
+            if self._wide[1] is not None:
+                self._wide[1].stop().get()
+            procs = self.hosts.spawn_procs(per_host={"gpus": ranks // 2}, name=f"wide{ranks}")
+            self._wide = ranks, procs, procs.spawn("wide", Target)
+        return timed(lambda: self._wide[2].echo.call(b"x" * 100).get(), calls)
 
     def sequential_async(self, calls: int) -> list[float]:
         return asyncio.run(_timed_async(lambda: self.one.echo.call_one(b"x" * 100), calls))

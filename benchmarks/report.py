@@ -47,6 +47,10 @@ TABLES = {
         "direct Monarch, meshgate and Ray Client in one run",
         {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "reference"},
     ),
+    "scale": Table(
+        "imports, many ranks, many sessions and large values",
+        {"direct": "direct Monarch", "meshgate": "meshgate", "other": "reference"},
+    ),
     "sync": Table("time to bring a change to every host, compared with rsync", _BESIDE_RSYNC, plot="sync"),
     "far sync": Table("the same with a round trip of 50 ms between laptop and gateway", _BESIDE_RSYNC),
     "processes": Table(

@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +42,8 @@ class Meshgate(Driver):
         elif round_trip:
             port = self._stack.enter_context(network_proxy(target, round_trip=round_trip, rate=rate))
             url = f"ws://127.0.0.1:{port}"
-        self._client = self._stack.enter_context(Client.connect(UrlDialer(url, token, unix_socket=unix_socket)))
+        self._dialer = UrlDialer(url, token, unix_socket=unix_socket)
+        self._client = self._stack.enter_context(Client.connect(self._dialer))
         self.hosts = self._client.attach_hosts("workers", 2)
         self.open_meshes()
         return {}
@@ -97,14 +100,35 @@ class Meshgate(Driver):
     def hand_over_without_keep(self, nbytes: int, times: int) -> list[float]:
         return super().hand_over(nbytes, times)
 
+    def in_sessions(self, sessions: int, calls: int) -> dict[str, Any]:
+        """With ``sessions`` sessions on the gateway, this one among them, one call after the other in each of them."""
+        with ExitStack() as stack:
+            actors = [self.one]
+            for _ in range(sessions - 1):
+                hosts = stack.enter_context(Client.connect(self._dialer)).attach_hosts("workers", 2)
+                procs = hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1}, name="another")
+                actors.append(procs.spawn("another", Target))
+                actors[-1].echo.call_one(b"").get()
+            seconds = [timed(partial(_call, actor), calls) for actor in actors]
+            server, engines = _processes_of_gateway()
+            return {"calls": seconds, "server": server.rss, "engines": [engine.rss for engine in engines]}
+
+    def peak_memory(self, direction: str, nbytes: int) -> dict[str, int]:
+        """By how many bytes an array more than the warm session takes at most, in the engine and in this process."""
+        engine = max(_processes_of_gateway()[1], key=_cpu).pid
+        pids = {"engine": engine, "client": os.getpid()}
+        before = {name: _peak(pid, reset=True) for name, pid in pids.items()}
+        (self.array_up if direction == "up" else self.array_down)(nbytes, 1)
+        peaks = {name: _peak(pid) - before[name] for name, pid in pids.items()}
+        self._arrays.clear()
+        return peaks
+
     def memory(self) -> dict[str, int]:
         """The resident bytes of the server, the session's engine and this process."""
-        processes = [usage for pid in descendants(os.getpid()) if (usage := usage_of(pid)) is not None]
-        engines = [usage for usage in processes if "meshgate_gateway.engine" in usage.command]
-        servers = [usage for usage in processes if "-m meshgate_gateway --" in usage.command]
+        server, engines = _processes_of_gateway()
         own = usage_of(os.getpid())
         assert own is not None
-        return {"server": max(servers, key=_rss).rss, "engine": max(engines, key=_cpu).rss, "client": own.rss}
+        return {"server": server.rss, "engine": max(engines, key=_cpu).rss, "client": own.rss}
 
     def close(self) -> None:
         self._stack.close()
@@ -141,6 +165,25 @@ class _Cutter(threading.Thread):
             self._wanted = cuts
             self._changed.notify()
             self._changed.wait_for(lambda: self.done >= cuts - 5)
+
+
+def _call(actor: Any) -> None:
+    actor.echo.call_one(b"x" * 100).get()
+
+
+def _processes_of_gateway() -> tuple[Usage, list[Usage]]:
+    """The server, and the engine of each session."""
+    processes = [usage for pid in descendants(os.getpid()) if (usage := usage_of(pid)) is not None]
+    servers = [usage for usage in processes if "-m meshgate_gateway --" in usage.command]
+    return max(servers, key=_rss), [usage for usage in processes if "meshgate_gateway.engine" in usage.command]
+
+
+def _peak(pid: int, *, reset: bool = False) -> int:
+    """The most bytes of memory that the process has had since the last reset (proc(5): clear_refs)."""
+    if reset:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def _cpu(usage: Usage) -> float:
