@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pickle import PickleBuffer
 from typing import TypeAlias
 
-LARGE = 64 * 1024  # about 10 us to copy
+RELEASE_BYTES = 1 << 20  # about 0.1 ms to copy; to release the GIL takes as long, since a sleep lasts 50 us and more
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | PickleBuffer"
 
@@ -50,14 +50,15 @@ class Fragments:
 
 
 class FragmentsFile:
-    """A file of fragments. Nothing is joined, and large reads let other threads run."""
+    """A file of fragments. Nothing is joined, and long reads let other threads run."""
 
-    __slots__ = ("_at", "_fragments", "_index")
+    __slots__ = ("_at", "_fragments", "_index", "_since_release")
 
     def __init__(self, fragments: Sequence[bytes | memoryview]) -> None:
         self._fragments = [memoryview(fragment) for fragment in fragments]
         self._index = 0
         self._at = 0  # in the current fragment
+        self._since_release = 0  # bytes
 
     def read(self, size: int) -> bytes:
         """The next ``size`` bytes, or all that are left."""
@@ -89,7 +90,9 @@ class FragmentsFile:
                 self._index += 1
                 self._at = 0
             yield piece
-            if len(piece) >= LARGE:
+            self._since_release += len(piece)
+            if self._since_release >= RELEASE_BYTES:
+                self._since_release = 0
                 time.sleep(0)  # releases the GIL, which a waiting thread would otherwise get after 5 ms
 
 
