@@ -17,7 +17,7 @@ from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
 from tests.kubernetes.network import local_port
 
-REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
+REPORTED_WITHIN = 300.0  # seconds, for a busy machine; without giving up early these would take the job's 15 minutes
 
 
 def failure(job: KubernetesJob) -> str:

@@ -17,15 +17,15 @@ from meshgate_kubernetes.manifests.spec import GPU_TYPE_LABEL
 from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace, tainted
 from tests.waiting import wait_for
 
-REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
+REPORTED_WITHIN = 300.0  # seconds, for a busy machine; without giving up early these would take the job's 15 minutes
 
 
 @contextmanager
-def start_failure(within: float = REPORTED_WITHIN) -> Iterator[pytest.ExceptionInfo[JobStartFailed]]:
+def start_failure() -> Iterator[pytest.ExceptionInfo[JobStartFailed]]:
     started = time.monotonic()
     with pytest.raises(JobStartFailed) as caught:
         yield caught
-    assert time.monotonic() - started < within
+    assert time.monotonic() - started < REPORTED_WITHIN
 
 
 def start(compute: Compute, namespace: str, name: str, **options: object) -> None:
