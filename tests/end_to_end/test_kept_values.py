@@ -20,7 +20,6 @@ from meshgate import (
     InvalidRequestError,
     MeshgateError,
     ProcessJob,
-    StepFailedError,
     SupervisionError,
     ValueLostError,
     concurrent_endpoint,
@@ -349,12 +348,13 @@ def test_a_message_that_cannot_be_sent_harms_no_values(
     own.send(makers.fail.keep(2).slice(hosts=0, gpus=0))
     own.send(made)  # to the laptop
     assert receiver.recv().get(TIMEOUT)[0] == 2
+    makers.add.broadcast(makers.fail.keep(2), 1)
     shown = ""
 
     def said() -> bool:
         nonlocal shown
         shown += "".join(capfd.readouterr())
-        return "a message to a channel was not sent: " in shown
+        return all(f"a {what} was not sent: " in shown for what in ("message to a channel", "broadcast of add"))
 
     until(said)
 
@@ -416,16 +416,18 @@ def test_an_error_of_the_kept_call_is_that_of_each_use(
     makers: Any, takers: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     failed = makers.fail.keep(2)
-    for future in (takers.first_byte.call(failed), makers.add.call(failed, 1)):
+    of_failed = makers.add.keep(takers.first_byte.keep(failed), 1)  # neither call runs
+    for future in (takers.first_byte.call(failed), makers.add.call(of_failed, 1), takers.put(of_failed)._fetch()):
         with pytest.raises(ActorError, match="could not run, because the call whose result it takes failed") as raised:
             future.get(TIMEOUT)
         assert isinstance(raised.value.exception, ValueError)
         assert "Actor call makers.fail.keep() failed on rank 2" in str(raised.value)
-    with pytest.raises(ActorError, match="no sample"):
-        failed.get(TIMEOUT)
+    for each in (failed, of_failed):
+        with pytest.raises(ActorError, match="no sample"):
+            each.get(TIMEOUT)
     assert repr(failed).endswith("failed: ActorError>")
     until(lambda: counts(makers) == {(0, 0)})
-    del failed
+    del failed, of_failed
     gc.collect()
     assert "has not read its result" not in capfd.readouterr().err
 
@@ -621,7 +623,7 @@ def test_what_uses_kept_values_in_a_dead_or_stopped_process_fails(hosts: Any) ->
     until(lambda: uses.kept.call().exception(TIMEOUT) is not None)
     with pytest.raises(SupervisionError):
         uses.is_made_here.call(kept).get(TIMEOUT)
-    with pytest.raises((SupervisionError, StepFailedError)):
+    with pytest.raises(ValueLostError, match=r"the value of using\.put\(\) on rank 1"):
         users.put(b"x").get(TIMEOUT)
     living = uses.slice(hosts=0)  # whose messages wait for nothing
     assert living.is_made_here.call_one(kept.slice(hosts=0)).get(TIMEOUT) is False

@@ -87,7 +87,7 @@ class EndpointProxy(Generic[P, R]):
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls every actor without waiting; failures are reported to ``unhandled_fault_hook``."""
         mesh = self._mesh
-        pickled = self._pickle(args, kwargs)
+        pickled = self._pickle(args, kwargs, answered=False)
         mesh._client.require_usable(self._target, self._label)
         span = start_span(self._label, "broadcast", self._shape)
         header = self._header("broadcast", pickled, span, mesh._client.calls.next_number())
@@ -137,7 +137,7 @@ class EndpointProxy(Generic[P, R]):
         with span or NO_SPAN:
             client.request(call, make_header, (pickled.data, *pickled.buffers), stream=mesh._stream)
 
-    def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pickled:
+    def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, answered: bool = True) -> Pickled:
         spec = self._spec
         if kwargs or len(args) not in spec.valid_counts:
             try:
@@ -157,7 +157,8 @@ class EndpointProxy(Generic[P, R]):
             worker_python=client.worker_python,
         )
         if pickled.arguments:
-            use_in_call(client, pickled.arguments, self._shape, self._label, self._mesh._stream)
+            stream = self._mesh._stream
+            use_in_call(client, pickled.arguments, self._shape, self._label, stream, answered=answered)
         return pickled
 
     def _keeping_header(self, pickled: Pickled, span: CallSpan | None, keep: int, number: int) -> Call:
@@ -199,7 +200,7 @@ class EndpointProxy(Generic[P, R]):
                 "Import Channel from meshgate instead of monarch.actor"
             )
         mesh, client = self._mesh, self._mesh._client
-        pickled = self._pickle(args, kwargs)
+        pickled = self._pickle(args, kwargs, answered=False)
         client.require_usable(self._target, self._label)
         header = SendTo(
             target=mesh._ref,

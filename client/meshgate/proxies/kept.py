@@ -175,7 +175,6 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
                 "Fetch its values with get(), and pass those"
             )
         self._require_kept()
-        self._values.use()
         return Argument(kind="kept", ref=self._ref)
 
     def _new_with_shape(self, shape: Shape) -> KeptMesh[R]:
@@ -288,9 +287,16 @@ def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:
 
 
 def use_in_call(
-    session: ClientSession, arguments: Sequence[Argument], shape: Shape | None, label: str, stream: int
+    session: ClientSession,
+    arguments: Sequence[Argument],
+    shape: Shape | None,
+    label: str,
+    stream: int,
+    *,
+    answered: bool = True,
 ) -> None:
-    """Call it before a message of ``stream`` with these arguments.
+    """Call it before a message of ``stream`` with these arguments. ``answered``: the program learns from what it sends
+    that the values' call has failed.
 
     Raises ``ValueError`` if kept values among them do not fit the ranks of ``label``, which has ``shape`` or, if it is
     None, is a port; and the reason if they can no longer be used.
@@ -317,6 +323,8 @@ def use_in_call(
                 "rank"
             )
         session.objects.named_on(argument.ref.object, stream)
+        if answered and (values := _held.get((session.session_id, argument.ref.object))) is not None:
+            values.use()
 
 
 def _renamed(description: dict[str, Any]) -> dict[str, Any]:

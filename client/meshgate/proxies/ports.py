@@ -45,7 +45,9 @@ class Port(RemoteReference, Generic[R]):
         """
         pickled = self._session.pickle(obj)
         if pickled.arguments:
-            use_in_call(self._session, pickled.arguments, None, "a port", stream_of(self._remote.number))
+            use_in_call(
+                self._session, pickled.arguments, None, "a port", stream_of(self._remote.number), answered=False
+            )
         header = PortSend(
             port=self._remote.number,
             arguments=pickled.arguments,

@@ -71,6 +71,18 @@ def test_keep_returns_at_once_with_the_shape_of_the_mesh(gateway: ScriptedGatewa
     assert repr(kept) == "<KeptMesh counters.echo.keep(): {gpus: 2}, 0.0 MB>"
 
 
+def test_only_what_is_answered_can_say_that_the_call_that_keeps_has_failed(client: Client) -> None:
+    mesh = counters(client)
+    port, _ = Channel.open(client=client)
+    kept = mesh.echo.keep(1)
+    mesh.echo.broadcast(kept)
+    send(mesh.echo, (kept,), {}, port)
+    port.send(kept.all())
+    assert kept._values.request is not None  # its failure is reported if the program does not read it
+    mesh.echo.call(kept)
+    assert kept._values.request is None
+
+
 def test_plain_calls_after_one_that_keeps_do_not_keep(gateway: ScriptedGateway, client: Client) -> None:
     mesh = counters(client)
     for _ in range(2):

@@ -23,7 +23,7 @@ from meshgate_gateway.engine.calls.pending_calls import (
     Response,
 )
 from meshgate_gateway.engine.engine_metrics import EngineMetrics
-from meshgate_gateway.engine.failures import failure_of, invalid
+from meshgate_gateway.engine.failures import RequestFailed, failure_of, invalid
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop
@@ -95,9 +95,11 @@ class Calling:
             target = await self._objects.wait(header.target.object)
             arguments = await self._lookup.arguments(header.arguments)
             prepared = await self._kept.prepare(header, target, arguments)
-        except BaseException:
+        except BaseException as error:
             if self._was_cancelled(header):
                 return
+            if header.adverb == "broadcast" and isinstance(error, RequestFailed):  # nothing waits for an answer
+                self._notice(f"a broadcast of {header.endpoint} was not sent: {error}")
             raise
         if self._was_cancelled(header):
             if prepared is not None:

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 from meshgate_gateway.engine.calls.pending_calls import MAX_RANKS_NAMED, PendingCall, Response
 from meshgate_gateway.engine.calls.reference_holders import Cast, ReferenceHolders
-from meshgate_gateway.engine.failures import RequestFailed, invalid
+from meshgate_gateway.engine.failures import RequestFailed, failure_of, invalid
 from meshgate_gateway.engine.interfaces import Handler
 from meshgate_gateway.engine.monarch.interface import (
     Arguments,
@@ -143,10 +143,10 @@ class KeptValues:
         procs, region = _procs_of(mesh, header.endpoint), header.target.region or mesh.region
         chosen = choose(mesh, ranks) if header.adverb == "choose" else None
         forget: Forget | None = None
+        label = f"{mesh.name}.{header.endpoint}.keep()"
+        kept = self._add(header.keep, label, region, ranks) if header.keep else None
         # They stay until the call has ended, which the engine does not learn of a broadcast.
         referred = self._refer_to(used) if header.adverb != "broadcast" else []
-        kept = None
-        label = f"{mesh.name}.{header.endpoint}.keep()"
         try:
             if used:
                 arguments, forget = await self.deliver(
@@ -159,14 +159,15 @@ class KeptValues:
                     call=header.call,
                     cast=header.adverb == "broadcast",
                 )
-            if header.keep:
-                servers = await self._served(procs, region)
-                await self._wait_dropped(servers)
-                kept = self._add(header.keep, label, servers, region, ranks)
-        except BaseException:
+            if kept is not None:
+                kept.servers = await self._served(procs, region)
+                await self._wait_dropped(kept.servers)
+        except BaseException as error:
             self._used(*referred)
             if forget is not None:
                 forget(None)
+            if kept is not None:
+                self._failed(kept, failure_of(error), getattr(error, "buffers", ()))
             raise
 
         def ended(response: Response | None, sent: PendingCall | None) -> None:
@@ -384,8 +385,9 @@ class KeptValues:
         found = self._objects.get(number) or self._leaving.get(number)
         return found if isinstance(found, KeptMesh) else None
 
-    def _add(self, number: int, label: str, servers: Servers, region: Region, ranks: Sequence[int]) -> KeptMesh:
-        kept = KeptMesh(number, label, servers, region, tuple(ranks), self._loop.create_future())
+    def _add(self, number: int, label: str, region: Region, ranks: Sequence[int]) -> KeptMesh:
+        """The mesh of a call that is about to be sent. Set its ``servers`` before it is."""
+        kept = KeptMesh(number, label, None, region, tuple(ranks), self._loop.create_future())
         self._objects.add(number, kept)
         return kept
 
@@ -394,9 +396,7 @@ class KeptValues:
         if kept.done.done():
             return
         if response is not None and isinstance(response.header, Failed):
-            kept.done.set_result((response.header.failure, response.buffers))
-            self._drop(kept, late=True)
-            self._drop_unused(kept)
+            self._failed(kept, response.header.failure, response.buffers)
             return
         sizes = [_size(data) for data in (response.buffers if response is not None else ())]
         kept.sizes = tuple(size or 0 for size in sizes)
@@ -405,6 +405,13 @@ class KeptValues:
             kept.done.set_result((Failure(kind="invalid", message=message), ()))
         else:
             kept.done.set_result(None)
+        self._drop_unused(kept)
+
+    def _failed(self, kept: KeptMesh, failure: Failure, buffers: Sequence[Any]) -> None:
+        """What uses the values fails as their call, which may not have been sent."""
+        kept.done.set_result((failure, buffers))
+        if kept.servers is not None:
+            self._drop(kept, late=True)
         self._drop_unused(kept)
 
     async def _wait_kept(self, kept: KeptMesh) -> None:
@@ -447,21 +454,22 @@ class KeptValues:
         ranks = ranks_within(region, found.region, found.name)
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
         forget: Forget | None = None
+        kept = self._add(header.keep, f"{found.name}.put()", region, ranks)
         referred = self._refer_to(arguments)
         try:
             if any(isinstance(argument, KeptArgument) for argument in arguments):
                 name = f"{found.name}.put"
                 arguments, forget = await self.deliver(name, procs, region, arguments, target=OWN, call=header.call)
             payload = self._lookup.payload(buffers, arguments)
-            servers = await self._served(procs, region)
+            servers = kept.servers = await self._served(procs, region)
             await self._wait_dropped(servers)
             pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
             _require_living(pending, procs)
-            kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
-        except BaseException:
+        except BaseException as error:
             self._used(*referred)
             if forget is not None:
                 forget(None)
+            self._failed(kept, failure_of(error), getattr(error, "buffers", ()))
             raise
 
         def ended(response: Response | None) -> None:

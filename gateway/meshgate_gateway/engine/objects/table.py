@@ -43,9 +43,10 @@ class ObjectTable:
         self._next_reference = -1
 
     def add(self, number: int, made: SessionObject | Failure) -> None:
-        """Defines ``number``; a failure may replace an object. Raises RequestFailed if the number is taken."""
+        """Defines ``number``; a failure may replace an object, but no kept mesh, which knows itself why its call has
+        failed. Raises RequestFailed if the number is taken."""
         if isinstance(made, Failure):
-            if number in self._released:
+            if number in self._released or isinstance(self._objects.get(number), KeptMesh):
                 return
         elif number in self._objects or number in self._released:
             raise invalid(f"object {number} already exists")

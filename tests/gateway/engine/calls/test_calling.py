@@ -175,6 +175,18 @@ async def test_a_broadcast_expects_no_reply_and_is_never_answered() -> None:
 
 
 @async_test
+async def test_a_broadcast_that_cannot_be_sent_is_reported_as_nothing_waits_for_it() -> None:
+    called = Called()
+    called.refusal = RequestFailed(Failure(kind="lost", message="gone"))
+    for adverb in ("call", "broadcast"):
+        target = MeshRef(object=ACTORS)
+        header = Call(call=1, target=target, endpoint="step", adverb=adverb, keep=9)  # type: ignore[arg-type]
+        with pytest.raises(RequestFailed):
+            await called.calling.call(header, ARGUMENTS)  # type: ignore[misc]
+    assert called.notices == ["a broadcast of step was not sent: gone"]
+
+
+@async_test
 async def test_a_call_to_dead_ranks_or_failed_actors_fails_without_being_sent() -> None:
     called = Called()
     called.actors.dead[1] = "process 12 of rank 1 ended"

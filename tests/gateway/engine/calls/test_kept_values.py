@@ -10,14 +10,14 @@ import pytest
 
 from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared, _size
 from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
-from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Argument, Call, Failed, Failure, Item, MeshRef, PutValue, ReadKept, Region, Values
-from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, async_test, proc_mesh, turns, until
+from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, async_test, proc_mesh, turns, until
 
 MAKERS, TAKERS, KEPT = 3, 4, 5
 ONE = Region(labels=(), offset=1, sizes=(), strides=())
@@ -74,7 +74,13 @@ class Keeping:
         return found
 
     async def use(
-        self, *, adverb: str = "call", region: Region | None = None, whole: bool = False, reference: bool = False
+        self,
+        *,
+        adverb: str = "call",
+        region: Region | None = None,
+        whole: bool = False,
+        reference: bool = False,
+        keep: int = 0,
     ) -> Prepared:
         ref = Argument(kind="kept", ref=MeshRef(object=KEPT, region=region), whole=whole, reference=reference)
         header: Any = Call(
@@ -83,6 +89,7 @@ class Keeping:
             endpoint="take",
             adverb=adverb,
             arguments=(ref,),  # type: ignore[arg-type]
+            keep=keep,
         )
         arguments = await self.lookup.arguments(header.arguments)
         prepared = await self.kept.prepare(header, self.takers, arguments)
@@ -177,6 +184,29 @@ async def test_a_use_waits_for_the_call_that_keeps_and_fails_with_its_error() ->
     assert raised.value.buffers == (b"the exception",)
     await until(keeping.drops)
     assert keeping.drops() == [([KEPT], True)]  # what other ranks keep, also later
+
+
+@async_test
+async def test_a_kept_call_that_is_not_sent_has_its_error_with_the_exception_for_what_uses_it() -> None:
+    keeping = Keeping()
+    failure = Failure(kind="actor", message="no", mesh="makers", ranks=(1,))
+    (await keeping.keep()).ended(Response(Failed(call=1, failure=failure), (b"the exception",)), None)
+    reports = FailureReports(keeping.objects.add, Sent())
+    with pytest.raises(RequestFailed) as raised:
+        await keeping.use(keep=9)
+    reports.report(Call(call=2, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", keep=9), raised.value)
+    put = PutValue(call=3, target=MeshRef(object=MAKERS), keep=10, arguments=(kept_argument(9),))
+    with pytest.raises(RequestFailed) as raised_again:
+        await keeping.kept._put(put, [Fragments((b"pickle",))])
+    reports.report(put, raised_again.value)
+    (argument,) = await keeping.lookup.arguments((kept_argument(10),))
+    with pytest.raises(RequestFailed) as at_last:
+        await keeping.kept._wait_kept(argument.kept)
+    expected = failure.model_copy(update={"step": "makers.make.keep()"}), (b"the exception",)
+    for each in (raised, raised_again, at_last):
+        assert (each.value.failure, each.value.buffers) == expected
+    await until(keeping.drops)
+    assert keeping.drops() == [([KEPT], True)]  # of the only call that was sent
 
 
 @async_test
@@ -410,12 +440,12 @@ async def test_what_is_put_takes_kept_values_that_were_delivered_before() -> Non
 async def test_processes_forget_what_was_delivered_for_a_put_that_is_not_sent() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
-    put = PutValue(call=1, target=MeshRef(object=TAKERS), keep=KEPT, arguments=(kept_argument(),))
-    putting = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
+    put = PutValue(call=1, target=MeshRef(object=TAKERS), keep=9, arguments=(kept_argument(),))
+    putting = asyncio.ensure_future(keeping.kept._put(put, []))
     await until(keeping.deliveries)
     for rank in range(2):
         keeping.monarch.ports[-1].put(b"done", rank)
-    with pytest.raises(RequestFailed, match="already exists"):
+    with pytest.raises(RequestFailed, match="no pickled arguments"):
         await putting
     assert forgotten(keeping) == [(1,)] * 2
 
@@ -539,7 +569,7 @@ async def test_processes_that_cannot_serve_values_fail_the_call() -> None:
     with pytest.raises(RequestFailed, match="cannot keep values in the processes of 'made': no room"):
         await starting
     keeping.monarch.hold = False
-    await keeping.keep()  # the next one tries again
+    await keeping.keep(9)  # the next one tries again
 
 
 def silent(keeping: Keeping) -> list[str]:
