@@ -112,6 +112,9 @@ class SimulatedMonarch(FakeMonarch):
     def payload_keeping(self, payload: Any, number: int, label: str) -> Any:
         return *payload, (number, label)
 
+    def payload_making_room(self, payload: Any, numbers: Sequence[int]) -> Any:
+        return *payload, numbers
+
     def port_argument(self, port: Any) -> Any:
         return port
 
@@ -196,7 +199,8 @@ class Worker:
         self.store.deliver(delivery, {index: kept.value for index, kept in found.items() if kept is not None})
         return None
 
-    def _unpickled(self, buffers: Sequence[bytes], objects: Sequence[Any]) -> Any:
+    def _unpickled(self, buffers: Sequence[bytes], objects: Sequence[Any], released: Sequence[int] = ()) -> Any:
+        self.store.make_room((), released)
         taken = [self.store.take(*each[1:]) if isinstance(each, tuple) else each for each in objects]
         return unpickle(buffers, taken)
 
@@ -222,8 +226,9 @@ class Worker:
         while True:
             calls, port, batch = await self._mailbox.get()
             replies: list[BatchedReply] = []
-            for number, (endpoint, (buffers, objects, *keep), _) in enumerate(calls):
-                args, _ = self._unpickled(buffers, objects)
+            for number, (endpoint, (buffers, objects, *others), _) in enumerate(calls):
+                keep = [each for each in others if isinstance(each, tuple)]
+                args, _ = self._unpickled(buffers, objects, *(each for each in others if each not in keep))
                 start = self.process.loop.time()
                 result = await getattr(self, endpoint)(output, *args)
                 for kept, label in keep:

@@ -198,6 +198,9 @@ class FakeMonarch:
     def payload_keeping(self, payload: Any, number: int, label: str) -> Any:
         return ("keep", number, label, payload)
 
+    def payload_making_room(self, payload: Any, numbers: Sequence[int]) -> Any:
+        return ("room", numbers, payload)
+
     def kept_argument(self, delivery: int, argument: int) -> Any:
         return ("take", delivery, argument)
 

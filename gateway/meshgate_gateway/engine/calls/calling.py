@@ -211,8 +211,8 @@ class Calling:
         payload = self._lookup.payload(buffers, objects)
         if prepared is not None:
             pending.on_end = functools.partial(_ended, prepared, pending)
-            if header.keep:
-                payload = self._monarch.payload_keeping(payload, header.keep, prepared.label)
+            if prepared.keeping is not None:
+                payload = prepared.keeping(payload)
         if chosen is not None:
             actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
         if header.trace:

@@ -86,19 +86,20 @@ class Servers:
     procs: ProcMesh
     ranks: frozenset[int]
     up: asyncio.Future[None]
-    dropping: set[asyncio.Future[Any]] = field(default_factory=set)  # until the processes have dropped values
+    dropping: dict[asyncio.Future[Any], list[int]] = field(default_factory=dict)  # what processes may not have dropped
     targets: dict[int, set[int]] = field(default_factory=dict)  # of deliveries, with their actors that have ended
 
 
 @dataclass(slots=True)
 class Prepared:
-    """What a call is sent with: the objects in its arguments, the position of the chosen rank, and the object that its
-    results become. ``ended`` must be called with its answer and, if it was sent, with the call."""
+    """What a call is sent with: the objects in its arguments, the position of the chosen rank, and what makes its
+    payload that of a call that keeps, if it does. ``ended`` must be called with its answer and, if it was sent, with
+    the call."""
 
     objects: Sequence[Any]
     chosen: int | None
     ended: Callable[[Response | None, PendingCall | None], None]
-    label: str = ""
+    keeping: Callable[[Any], Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +162,6 @@ class KeptValues:
                 )
             if kept is not None:
                 kept.servers = await self._served(procs, region)
-                await self._wait_dropped(kept.servers)
         except BaseException as error:
             self._used(*referred)
             if forget is not None:
@@ -177,7 +177,7 @@ class KeptValues:
             if forget is not None:
                 forget(_untaken(sent, mesh, response) if sent is not None else None)
 
-        return Prepared(arguments, chosen, ended, label)
+        return Prepared(arguments, chosen, ended, functools.partial(self._keeping, kept) if kept is not None else None)
 
     async def deliver_cast(
         self, mesh: ActorMesh, endpoint: str, ref: MeshRef, arguments: Sequence[Any], chosen: int | None
@@ -462,7 +462,6 @@ class KeptValues:
                 arguments, forget = await self.deliver(name, procs, region, arguments, target=OWN, call=header.call)
             payload = self._lookup.payload(buffers, arguments)
             servers = kept.servers = await self._served(procs, region)
-            await self._wait_dropped(servers)
             pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
             _require_living(pending, procs)
         except BaseException as error:
@@ -479,7 +478,7 @@ class KeptValues:
                 forget(_untaken(pending, servers.actors, response))
 
         pending.on_end = ended
-        self._start(pending, servers, region, payload, header.target.object)
+        self._start(pending, servers, region, self._with_room(payload, servers), header.target.object)
 
     async def send(self, port: Any, buffers: Sequence[Fragments], arguments: Sequence[Any]) -> None:
         """Sends a message with kept values to ``port``, from the process that keeps the first of them: they do not pass
@@ -610,7 +609,7 @@ class KeptValues:
                     servers.actors.actors, len(servers.ranks), "drop", numbers, late
                 )
                 dropping = asyncio.ensure_future(drop)
-                servers.dropping.add(dropping)
+                servers.dropping[dropping] = numbers
                 dropping.add_done_callback(functools.partial(_dropped, servers))
                 continue
             self._cast(servers, servers.ranks, "drop", numbers, late)
@@ -640,12 +639,17 @@ class KeptValues:
                     self._cast(each, (ended & each.ranks) - known_ended, "forget_calls_of", [number])
                     known_ended |= ended
 
-    async def _wait_dropped(self, servers: Servers) -> None:
-        """Waits until what was released is dropped, so that there is room for more."""
+    def _keeping(self, kept: KeptMesh, payload: Any) -> Any:
+        """``payload`` of the call whose results are ``kept``."""
+        return self._monarch.payload_keeping(self._with_room(payload, kept.servers), kept.number, kept.label)
+
+    def _with_room(self, payload: Any, servers: Servers) -> Any:
+        """``payload`` of a message that keeps something. It may overtake those that drop what was released, which are
+        for other actors: it drops the same before, so that there is room, and waits for none of them."""
         if self._dropped:
             self._send_dropped()
-        while servers.dropping:
-            await asyncio.wait(set(servers.dropping))
+        released = [number for numbers in servers.dropping.values() for number in numbers]
+        return self._monarch.payload_making_room(payload, released) if released else payload
 
     def process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
         """Ends what waits for a process that has died or was stopped."""
@@ -765,7 +769,7 @@ def _untaken(sent: PendingCall, mesh: ActorMesh, response: Response | None) -> C
 
 
 def _dropped(servers: Servers, dropping: asyncio.Future[Any]) -> None:
-    servers.dropping.discard(dropping)
+    del servers.dropping[dropping]
     if not dropping.cancelled():
         dropping.exception()  # of a process that has ended, with all its values
 

@@ -181,6 +181,9 @@ class Payloads(Protocol):
         """``payload`` of a call whose results stay in their processes as object ``number``; a description replaces each
         in its reply. ``label`` names the call."""
 
+    def payload_making_room(self, payload: Any, numbers: Sequence[int]) -> Any:
+        """``payload``; a process that unpickles it forgets what it keeps as the objects ``numbers``."""
+
     def kept_argument(self, delivery: int, argument: int) -> Any:
         """What unpickles as a kept value that was delivered to the process for this ``argument`` of a call."""
 

@@ -387,8 +387,11 @@ class Client:
     def payload_with_trace(self, payload: Forward | ForwardAt | OnProcess, trace: Mapping[str, str]) -> Any:
         return ForwardWithTrace(payload, trace, SPAN_FUNCTIONS, CONTEXT)
 
-    def payload_keeping(self, payload: Forward, number: int, label: str) -> Any:
+    def payload_keeping(self, payload: Forward | OnProcess, number: int, label: str) -> Any:
         return OnProcess(STORE, "keep", payload, number, label, size=payload.size)
+
+    def payload_making_room(self, payload: Forward, numbers: Sequence[int]) -> Any:
+        return OnProcess(STORE, "make_room", payload, numbers, size=payload.size)
 
     def kept_argument(self, delivery: int, argument: int) -> Any:
         return OnProcess(STORE, "take", delivery, argument)

@@ -124,6 +124,11 @@ class KeptStore:
             if late:
                 self._late.extend(numbers)
 
+    def make_room(self, arguments: Any, numbers: Sequence[int]) -> Any:
+        """Returns ``arguments``, which are being unpickled, and forgets these objects before something is kept."""
+        self.drop(numbers, late=False)
+        return arguments
+
     def statistics(self) -> dict[str, int]:
         """How many values and deliveries there are, and the bytes of the values."""
         with self._lock:

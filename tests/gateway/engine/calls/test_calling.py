@@ -742,14 +742,16 @@ async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> 
     called = Called()
     ended: list[Response | None] = []
     sent: list[PendingCall | None] = []
-    called.prepared = Prepared(("a value",), None, lambda *each: _note(ended, sent, *each), "actors.step.keep()")
+    called.prepared = Prepared(
+        ("a value",), None, lambda *each: _note(ended, sent, *each), lambda payload: ("keep", payload)
+    )
     waiting = called.calling.call(
         Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9), ARGUMENTS
     )
     assert isinstance(waiting, Awaitable)
     await waiting
     ((_, payload, _),) = called.monarch.casts
-    assert payload == ("keep", 9, "actors.step.keep()", (b"arguments", "a value"))
+    assert payload == ("keep", (b"arguments", "a value"))
     assert not ended
     called.reply(0)
     called.reply(1)
@@ -852,7 +854,7 @@ async def test_a_cancelled_call_does_not_wait_for_output_and_ends_with_its_mesh(
 @async_test
 async def test_calls_that_keep_their_results_are_not_cancelled() -> None:
     called = Called()
-    called.prepared = Prepared((), None, lambda *each: None, "actors.step.keep()")
+    called.prepared = Prepared((), None, lambda *each: None)
     keeping = Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9)
     waiting = called.calling.call(keeping, ARGUMENTS)
     called.cancel(waiting=[keeping])

@@ -238,7 +238,7 @@ async def test_values_that_are_released_before_they_are_there_are_dropped_then()
 
 
 @async_test
-async def test_the_next_keep_waits_until_what_was_released_is_dropped() -> None:
+async def test_what_keeps_next_makes_room_of_what_was_released_and_waits_for_no_process() -> None:
     keeping = Keeping()
     dropped = asyncio.get_running_loop().create_future()
 
@@ -247,12 +247,23 @@ async def test_the_next_keep_waits_until_what_was_released_is_dropped() -> None:
             await dropped
 
     keeping.monarch.on_engine_call = lambda endpoint, args: drop(endpoint)
+
+    async def keep_and_put(number: int) -> list[Any]:
+        """The payloads of a call that keeps and of a put."""
+        prepared = await keeping.keep(number)
+        assert prepared.keeping is not None
+        put = PutValue(call=1, target=MeshRef(object=MAKERS), keep=number + 1)
+        await keeping.kept._put(put, [Fragments((b"pickle",))])
+        return [prepared.keeping("payload"), keeping.started[-1][1]]
+
     keeping.kept.release(await keeping.kept_mesh())
-    keeping_more = asyncio.create_task(keeping.keep(number=9))
-    await turns()
-    assert not keeping_more.done()
+    label = "makers.make.keep()"
+    assert await keep_and_put(9) == [("keep", 9, label, ("room", [KEPT], "payload")), ("room", [KEPT], b"pickle")]
+    await until(keeping.drops)
+    assert keeping.drops() == [([KEPT], False)]  # also if the call never arrives
     dropped.set_result(None)
-    await keeping_more
+    await turns()
+    assert await keep_and_put(11) == [("keep", 11, label, "payload"), b"pickle"]
 
 
 @async_test

@@ -82,6 +82,14 @@ def test_a_full_process_refuses_the_next_value_and_says_who_keeps_what() -> None
     assert store.statistics() == {"values": 2, "nbytes": 5_000_000, "deliveries": 0}
 
 
+def test_a_message_that_keeps_makes_room_first() -> None:
+    store = KeptStore(3000)
+    store.add(1, 0, CALL, b"x" * 2000)
+    assert store.make_room("arguments", [1]) == "arguments"
+    store.add(2, 0, CALL, b"x" * 2000)
+    assert store.find(1, 0) is None
+
+
 def test_what_is_kept_after_its_object_was_dropped_is_forgotten() -> None:
     store = KeptStore(None)
     store.add(1, 0, CALL, "early")
