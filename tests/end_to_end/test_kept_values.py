@@ -433,9 +433,12 @@ def test_an_error_of_the_kept_call_is_that_of_each_use(
 
 
 def test_a_constructor_that_takes_a_failed_value_names_the_call(makers: Any) -> None:
-    taken = makers._procs.spawn("unhappy", Taker, makers.fail.keep(2))
-    with pytest.raises(Exception, match=r"makers\.fail\.keep\(\)"):
+    failed = makers.fail.keep(2)
+    taken = makers._procs.spawn("unhappy", Taker, failed)
+    with pytest.raises(ActorError, match=r"makers\.fail\.keep\(\) failed .*: get\(\) of its kept mesh raises"):
         taken.given.call().get(TIMEOUT)
+    with pytest.raises(ActorError, match="no sample"):
+        failed.get(TIMEOUT)
 
 
 def test_a_failed_call_whose_values_are_not_used_is_reported(makers: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -638,6 +641,10 @@ def test_stopping_processes_ends_a_delivery_to_them(hosts: Any) -> None:
     users.stop().get(TIMEOUT)
     with pytest.raises(MeshgateError):
         call.get(TIMEOUT / 2)
+    kept = holders.make.keep(10)
+    holders._procs.stop().get(TIMEOUT)
+    with pytest.raises(ValueLostError, match=r"holders\.make\.keep\(\) are lost, .* mesh 'holding' was stopped"):
+        kept.get(TIMEOUT)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,8 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         parents = (self._object, *needed)
         remote = client.objects.create("actors", name, step, parents)
         if pickled.arguments:
-            use_in_call(client, pickled.arguments, self._shape, f"{name}.__init__", stream_of(remote.number))
+            label, stream = f"{name}.__init__", stream_of(remote.number)
+            use_in_call(client, pickled.arguments, self._shape, label, stream, answered=False)
         header = SpawnActors(
             object=remote.number,
             procs=self._ref,

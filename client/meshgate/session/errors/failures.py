@@ -58,6 +58,7 @@ _POISONED = "Cannot spawn new actors on mesh with supervision events"
 _FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _MESH_OPERATIONS = frozenset({"initialized", "reload", "shutdown", "stop"})
 _NOT_SENT = RemoteException(None, "too many distinct errors; these were not sent", "")
+_OF_KEPT = RemoteException(None, "get() of its kept mesh raises the exception", "")  # which a failed creation lacks
 
 
 def without_snapshot_paths(text: str) -> str:
@@ -145,11 +146,11 @@ def _refusal(failure: messages.Failure) -> MeshgateError:
 
 
 def _lost_error(failure: messages.Failure, endpoint: str) -> ValueLostError:
-    where = _where(failure.ranks, failure.hosts)
+    where = f" on {_where(failure.ranks, failure.hosts)}" if failure.ranks else ""
     is_, values = ("is", "the value") if len(failure.ranks) == 1 else ("are", "the values")
     who = f"{endpoint or 'this'} could not run: " if endpoint != failure.step else ""
     text = (
-        f"{who}{values} of {failure.step} on {where} {is_} lost, because the process ended: "
+        f"{who}{values} of {failure.step}{where} {is_} lost, because the process ended: "
         f"{readable_report(failure.message)}\nCall keep() or put() again, on a slice of the living ranks "
         "or on processes that are spawned again"
     )
@@ -185,6 +186,10 @@ def dependency_failure(
     assert failure is not None
     own_bootstrap = failed is not None and failed.number == number and failure.kind == "actor"
     only_stopped = failed is not None and failed.stopped and failed.failure is None
+    target = objects.get(number)
+    if only_stopped and failed is not None and target is not None and target.kind == "kept":
+        stopped = f"{failed.kind} mesh {failed.name!r} was stopped: {failed.stopped}"
+        failure = messages.Failure(kind="lost", message=stopped, step=target.name)
     if own_bootstrap or only_stopped or failure.kind == "step":
         return lambda: from_failure(failure, endpoint=endpoint)
     step = failure.model_copy(update={"kind": "step", "step": failure.step or (failed.step if failed else "")})
@@ -220,7 +225,8 @@ def _group(failure: messages.Failure, raised: Sequence[RemoteException]) -> tupl
     kinds: dict[object, ErrorKind] = {}
     for group in failure.errors:
         sent = group.buffer is not None and group.buffer < len(raised)
-        each = raised[group.buffer or 0] if sent else _NOT_SENT
+        unsent = _NOT_SENT if raised or group.buffer is None else _OF_KEPT
+        each = raised[group.buffer or 0] if sent else unsent
         kind = ErrorKind(group.ranks, group.count, each.exception, each.message, each.exception_formatted, sent=sent)
         same = kinds.get(raise_site(each))
         if same is not None:

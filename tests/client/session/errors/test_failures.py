@@ -20,6 +20,7 @@ from meshgate.errors import (
     StaleCodeError,
     StepFailedError,
     SupervisionError,
+    ValueLostError,
 )
 from meshgate.serialization.unpickling import RemoteException
 from meshgate.session.errors.failures import (
@@ -312,6 +313,30 @@ def test_a_call_on_a_stopped_object_fails_with_the_stop_itself() -> None:
     error = dependency_failure(objects, procs.number, "trainers.initialized")()
     assert isinstance(error, SupervisionError)
     assert "procs mesh 'trainers' was stopped: by the user" in str(error)
+
+
+def test_values_of_processes_that_the_program_has_stopped_are_lost() -> None:
+    objects = ObjectTable()
+    procs = objects.create("procs", "trainers", "spawn_procs")
+    kept = objects.create("kept", "trainers.step.keep()", "keep", (procs.number,))
+    objects.stop(procs.number, "by the user")
+    error = dependency_failure(objects, kept.number, "counters.add")()
+    assert isinstance(error, ValueLostError)
+    assert error.call == "trainers.step.keep()"
+    assert str(error).startswith(
+        "counters.add could not run: the values of trainers.step.keep() are lost, because the process ended: procs "
+        "mesh 'trainers' was stopped: by the user\nCall keep() or put() again"
+    )
+
+
+def test_a_creation_that_takes_a_failed_value_says_where_the_exception_is() -> None:
+    groups = (ErrorGroup(ranks=(1,), count=1, buffer=0),)
+    failure = Failure(kind="actor", message="failed", step="makers.make.keep()", errors=groups, total=2)
+    error = from_failure(failure, endpoint="takers.take")
+    assert str(error) == (
+        "takers.take could not run, because the call whose result it takes failed.\n"
+        "Actor call makers.make.keep() failed on rank 1: get() of its kept mesh raises the exception"
+    )
 
 
 TRACEBACK = """\
