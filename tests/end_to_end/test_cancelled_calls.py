@@ -79,6 +79,12 @@ class Waiter(Actor):
     async def fail(self, *, number: int, method: str) -> None:
         raise ValueError(f"{method} {number}")
 
+    @endpoint
+    async def await_a_cancelled_task(self) -> None:
+        task = asyncio.create_task(self.gate.wait())
+        task.cancel()
+        await task
+
     @concurrent_endpoint
     async def fail_beside(self, *, number: int, method: str) -> None:
         raise ValueError(f"{method} {number}")
@@ -278,6 +284,15 @@ def test_an_exception_has_the_frames_of_the_endpoint_alone(waiters: Any) -> None
         assert "ValueError: mean 3" in str(failed.value)
         assert "in fail" in str(failed.value)
         assert "running_calls" not in str(failed.value)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot tell whether an actor is being stopped")
+def test_a_task_that_was_cancelled_in_an_endpoint_does_not_end_the_actor(waiters: Any) -> None:
+    with pytest.raises(kt.ActorError, match=r"RuntimeError: the endpoint raised asyncio\.CancelledError") as failed:
+        waiters.await_a_cancelled_task.call().get(timeout=TIMEOUT)
+    assert "in await_a_cancelled_task" in str(failed.value)
+    assert "running_calls" not in str(failed.value)
+    assert said(waiters) == [[]] * 4
 
 
 def test_a_cancelled_call_whose_rank_dies_has_one_answer(hosts: Any, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ A call has a number in its arguments: while they are unpickled, ``mark`` is call
 then looks the endpoint up, and gets a function that knows the number in its place. When the engine says that a call is
 cancelled, a task that runs it is cancelled, as asyncio does; a call that has not begun raises before it begins. Nothing
 ends a function that is not async once it runs.
+
+Monarch takes a ``CancelledError`` of an endpoint for the stop of its actor: the actor ends, and all its calls wait
+forever. So one that nothing has asked for, such as that of a cancelled task that the endpoint awaits, becomes an error.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from types import ModuleType
 from typing import Any
 
 MODULE = "_meshgate_calls"  # in ``sys.modules``, by which the pickled arguments reach ``mark``
+UNASKED = (
+    "the endpoint raised asyncio.CancelledError, although its call was not cancelled: a task or future that it awaited "
+    "was. Catch the exception where the endpoint awaits it"
+)
 MAX_EARLY = 4096  # calls that were cancelled and have not begun, or had ended
 
 
@@ -77,11 +84,10 @@ class RunningCalls:
         """What to run in place of ``method`` for the message that arrives on this thread."""
         arriving = self.arriving
         number, arriving.number = arriving.number, 0
-        if not number:
-            return method
-        if arriving.explicit:
-            concurrent = getattr(getattr(method, "func", None), "_monarch_concurrent_endpoint_wrapper", False)
-            return functools.partial(self._start_concurrent, number, method) if concurrent else method
+        if number and arriving.explicit:
+            if getattr(getattr(method, "func", None), "_monarch_concurrent_endpoint_wrapper", False):
+                return functools.partial(self._start_concurrent, number, method)
+            number = 0  # nothing waits for its end
         if is_coro:
             return functools.partial(self.run, number, method)
         return _refuse if number in self._early else method
@@ -107,10 +113,15 @@ class RunningCalls:
             if number in self._early:
                 _refuse()
             return await method(*args, **kwargs)
-        except asyncio.CancelledError:
-            if not running.cancelled or getattr(task, "cancelling", int)() > 1:
-                raise  # the actor is being stopped; Python 3.10 cannot tell if the call was cancelled before
-            _refuse()
+        except asyncio.CancelledError as error:
+            # Python 3.10 cannot tell whether the actor is being stopped: it is, unless the call was cancelled.
+            stopped = task.cancelling() > running.cancelled if hasattr(task, "cancelling") else not running.cancelled
+            if stopped or (self._concurrent.get() and not running.cancelled):  # Monarch reports the latter
+                raise
+            if running.cancelled:
+                _refuse()
+            trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this frame
+            raise RuntimeError(UNASKED) from error.with_traceback(trace)
         finally:
             self._running.pop(number, None)
             self._early.pop(number, None)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from meshgate_gateway.engine.on_worker.running_calls import MAX_EARLY, RunningCalls
+
+needs_cancelling = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 cannot tell whether an actor is being stopped"
+)
 
 
 class Process:
@@ -158,12 +164,38 @@ def test_cancelling_a_call_of_an_actor_that_has_ended_does_nothing() -> None:
     coroutine.close()
 
 
-def test_calls_of_peers_and_endpoints_that_reply_themselves_are_monarchs_own() -> None:
+def test_calls_of_peers_and_endpoints_that_reply_themselves_are_not_cancelled() -> None:
     process = Process()
-    assert process.handle(0, print) is print
-    assert process.handle(4, print, explicit=True) is print
-    process.calls.mark(5)  # its arguments cannot be unpickled, so it is never looked up
-    assert process.handle(0, print) is print
+    process.calls.cancel(4)
+    assert process.handle(0, print, is_coro=False) is print
+    assert process.handle(4, print, is_coro=False, explicit=True) is print
+    process.calls.mark(4)  # its arguments cannot be unpickled, so it is never looked up
+    assert process.handle(0, print, is_coro=False) is print
+
+
+@needs_cancelling
+@pytest.mark.parametrize("number", [0, 1], ids=["of a peer", "of the program"])
+def test_a_cancelled_error_that_nothing_has_asked_for_is_an_error_of_the_call(number: int) -> None:
+    async def awaits_a_cancelled_task() -> None:
+        task = asyncio.create_task(asyncio.sleep(0))
+        task.cancel()
+        await task
+
+    async def main() -> None:
+        process = Process()
+        with pytest.raises(RuntimeError, match="although its call was not cancelled") as raised:
+            await process.handle(number, awaits_a_cancelled_task)()
+        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+        assert traceback.extract_tb(raised.value.__cause__.__traceback__)[0].name == "awaits_a_cancelled_task"
+
+        async def in_a_concurrent_task() -> None:  # whose CancelledError Monarch reports
+            with pytest.raises(asyncio.CancelledError):
+                await process.calls.tracked_in_task(awaits_a_cancelled_task)()
+
+        in_a_concurrent_task._monarch_concurrent_endpoint_wrapper = True  # type: ignore[attr-defined]
+        await process.handle(number, functools.partial(in_a_concurrent_task), explicit=True)()
+
+    asyncio.run(main())
 
 
 def test_a_number_belongs_to_the_message_of_its_thread() -> None:
