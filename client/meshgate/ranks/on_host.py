@@ -185,8 +185,11 @@ def _start(
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         what = f"the working directory {workdir}" if workdir and not os.path.isdir(workdir) else command[0]
-        _hub.post(Event(PROCESS, "failed", f"cannot run {what}: {error.strerror}".encode(), code))
-        return None
+        problem = f"cannot run {what}: {error.strerror}"
+    except (TypeError, ValueError) as error:  # such as a null byte in an argument, or a name with "=" in env
+        code, problem = NOT_EXECUTABLE, f"cannot run {command[0]!r}: {error}. Correct the command, env or workdir"
+    _hub.post(Event(PROCESS, "failed", problem.encode(errors="backslashreplace"), code))
+    return None
 
 
 def _watch(process: subprocess.Popen[bytes], outputs: tuple[int, ...]) -> None:

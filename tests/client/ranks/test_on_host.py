@@ -86,6 +86,25 @@ def test_a_command_that_cannot_start_says_why(
     assert (event.kind, event.number, event.data.decode()) == ("failed", code, text)
 
 
+@pytest.mark.parametrize(
+    ("command", "env", "workdir", "text"),
+    [
+        (["echo", "\0"], {}, None, "cannot run 'echo': embedded null byte"),
+        (["\ud800"], {}, None, r"cannot run '\ud800': 'utf-8' codec can't encode"),
+        (["echo"], {"A=B": "1"}, None, "cannot run 'echo': illegal environment variable name"),
+        (["echo"], {"A": 1}, None, "cannot run 'echo': expected str, bytes or os.PathLike object, not int"),
+        (["echo"], {}, "\0", "cannot run 'echo': embedded null byte"),
+    ],
+)
+def test_what_no_process_can_be_started_with_is_an_answer(
+    writer: Any, command: list[str], env: dict[str, Any], workdir: str | None, text: str
+) -> None:
+    do(writer, "run", command, env, workdir, False)
+    _, event = until_exit()
+    assert (event.kind, event.number) == ("failed", 126)
+    assert event.data.decode().startswith(text)
+
+
 def test_a_signal_reaches_the_command_and_is_in_its_exit_code(writer: Any) -> None:
     do(writer, "run", ["sh", "-c", "sleep 100 & echo up; wait"], {}, None, False)
     assert read(StreamReader())[0].data == b"up\n"
