@@ -83,7 +83,7 @@ class RunAccess(ABC):
                 report.version,
                 command,
                 name,
-                environment=dict(env or {}),
+                environment=env or {},
                 restarts=restarts,
                 memory=memory,
                 processes=processes,

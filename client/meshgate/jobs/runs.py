@@ -33,9 +33,31 @@ WAIT = 10.0  # seconds that the gateway may hold an answer back until there is n
 OUTAGE = 120.0  # seconds for which a gateway that cannot be reached does not end a wait
 RETRY = 1.0
 STOP_GRACE = 30.0
+MAX_GRACE = 86_400  # seconds that a gateway accepts
 REFUSALS = frozenset({400, 404, 405, 409, 413, 507})
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r(?!$)|\n)")
+LINE_END = re.compile(r"\r\n|\r(?!$)|\n")  # a "\r" at the end of what has arrived may belong to a "\n"
+
+
+class LineSplitter:
+    """Splits the output of a program, which arrives in parts, into lines with their ends."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""  # the beginning of a line
+
+    def split(self, data: bytes, *, final: bool = False) -> list[str]:
+        """The lines that end in ``data``; with ``final``, also a last one without an end."""
+        start, searched, lines = 0, max(0, len(self._rest) - 1), []
+        text = self._rest + self._decoder.decode(data, final)
+        for end in LINE_END.finditer(text, searched):
+            lines.append(text[start : end.end()])
+            start = end.end()
+        self._rest = text[start:]
+        if final and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        return lines
 
 
 class Run:
@@ -75,17 +97,10 @@ class Run:
 
     def _lines(self, position: list[int], *, follow: bool) -> Iterator[str]:
         """What the program printed after ``position[0]`` bytes, which grows with what was read."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text = ""
+        splitter = LineSplitter()
         for data in self._output(position, follow=follow):
-            text += decoder.decode(data)
-            end = 0
-            for line in LINE.finditer(text):
-                end = line.end()
-                yield line[0]
-            text = text[end:]
-        if text := text + decoder.decode(b"", final=True):
-            yield text
+            yield from splitter.split(data)
+        yield from splitter.split(b"", final=True)
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Waits until the run has ended; returns its exit code. Raises TimeoutError after ``timeout`` seconds.
@@ -103,7 +118,9 @@ class Run:
 
     def stop(self, grace: float = STOP_GRACE) -> None:
         """Sends SIGTERM to the program, and SIGKILL to it and all that it started after ``grace`` seconds. Does not
-        wait; does nothing if the run has ended."""
+        wait; does nothing if the run has ended. Raises ValueError if ``grace`` is not 0 to 86,400 seconds."""
+        if not isinstance(grace, (int, float)) or not 0 <= grace <= MAX_GRACE:
+            raise ValueError(f"stop(grace={grace!r}): expected a number of seconds, 0 to {MAX_GRACE}")
         body = b'{"grace": %r}' % float(grace)
         answer = request_json(self._dialer, f"{PATH}/{quote(self.name)}/stop", body, refusals=REFUSALS)
         self._note(RunStatus.model_validate(answer))
@@ -140,6 +157,7 @@ def submit(
     """Starts a run of ``version`` of ``tree`` at the gateway that ``dialer`` finds. ``options`` are further fields of
     the submission. Raises as ``job.submit()``."""
     directory = _directory(tree)
+    command = [str(word) for word in command]
     try:
         submission = Submission(
             name=name or _name_of(command),
@@ -152,8 +170,8 @@ def submit(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"submit({where}={first['input']!r}): {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"] if part != "[key]").replace("environment", "env", 1)
+        raise ValueError(f"submit({where}={first['input']!r:.100}): {first['msg']}") from None
     body = submission.model_dump_json(exclude_defaults=True).encode()
     if len(body) > MAX_SUBMISSION:
         raise ValueError(
@@ -217,7 +235,7 @@ def _directory(tree: Tree) -> str:
 def _translate(command: Sequence[str], tree: Tree) -> Iterator[str]:
     """``command`` as it runs elsewhere: this interpreter is ``python``, and files of the project are relative to the
     working directory. Raises ValueError if its script does not exist or is not in the project."""
-    program, *arguments = map(str, command)
+    program, *arguments = command
     is_python = program == sys.executable or PYTHON.fullmatch(os.path.basename(program)) is not None
     yield "python" if program == sys.executable else _relative(program, tree)
     if is_python and arguments and arguments[0].endswith(".py"):

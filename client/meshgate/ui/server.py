@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import codecs
 import contextlib
 import hmac
 import json
@@ -34,7 +33,7 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from meshgate.errors import MeshgateError
-from meshgate.jobs.runs import LINE
+from meshgate.jobs.runs import LineSplitter
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.streams import may_connect
 from meshgate.session.serial_thread import SerialThread
@@ -77,8 +76,7 @@ class _RunReader:
 
     age: float
     position: int
-    text: str = ""  # the beginning of a line
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    splitter: LineSplitter = field(default_factory=LineSplitter)
 
 
 @dataclass(slots=True)
@@ -227,22 +225,18 @@ class Feed:
             page = self._source._run_output(run.name, reader.position)
             data = base64.b64decode(page.data)
             reader.position = page.start + len(data)
-            reader.text += reader.decoder.decode(data)
-            lines = [line[0] for line in LINE.finditer(reader.text)]
-            reader.text = reader.text[sum(map(len, lines)) :]
-            for line in lines:
-                self._add_run_line(run.name, line)
+            self._add_run_lines(run.name, reader.splitter.split(data))
             if not data:
                 break
-        if reader.text and not run.live:  # a last line without an end
-            self._add_run_line(run.name, reader.text)
-            reader.text = ""
+        if not run.live:
+            self._add_run_lines(run.name, reader.splitter.split(b"", final=True))
 
-    def _add_run_line(self, run: str, line: str) -> None:
-        text = line.rstrip("\r\n")
-        facts = {"number": self._count, "stream": "stdout", "mesh": f"run {run}", "ranks": [], "count": 1, "host": ""}
-        self._lines.append({"session": "", **facts, "text": text, "end": line[len(text) :]})
-        self._count += 1
+    def _add_run_lines(self, run: str, lines: list[str]) -> None:
+        of_run = {"session": "", "stream": "stdout", "mesh": f"run {run}", "ranks": [], "count": 1, "host": ""}
+        for line in lines:
+            text = line.rstrip("\r\n")
+            self._lines.append({**of_run, "number": self._count, "text": text, "end": line[len(text) :]})
+            self._count += 1
 
     def message(self, seen: int) -> tuple[str, int]:
         """The JSON for a page that has received ``seen`` lines, and how many it has received afterwards."""

@@ -104,6 +104,14 @@ def test_logs_are_lines_with_their_ends(gateway: Any) -> None:
     assert asked.asked[2] == "/v1/runs/night/output?after=16&wait=10.0"
 
 
+def test_a_line_of_many_pages_is_read_in_time_in_proportion_to_its_length(gateway: Any) -> None:
+    part = 2**20
+    gateway(
+        page(0, b"x" * part), page(part, b"x" * part + b"\r"), page(2 * part + 1, b"\nend"), page(2 * part + 5, b"")
+    )
+    assert list(night().logs()) == ["x" * 2 * part + "\r\n", "end"]  # in the square of it, this takes an hour
+
+
 def test_logs_that_are_not_followed_end_with_what_is_there(gateway: Any) -> None:
     asked = gateway(page(0, b"one\n"), page(4, b""))
     assert list(night().logs()) == ["one\n"]
@@ -207,6 +215,17 @@ def test_an_outage_leaves_it_open_whether_a_run_was_started(
     job.kill()
 
 
+@pytest.mark.parametrize("grace", [-1, float("nan"), 86_401, "30"])
+def test_a_grace_that_no_gateway_accepts_is_refused(gateway: Any, grace: Any) -> None:
+    with pytest.raises(ValueError, match=r"stop\(grace=.*\): expected a number of seconds, 0 to 86400"):
+        night().stop(grace=grace)
+
+
+def test_words_of_a_command_need_not_be_strings(gateway: Any, top: Path) -> None:
+    body = submitted(gateway, Path("recipes"), 3)  # type: ignore[arg-type]
+    assert body["command"] == ["recipes", "3"]
+
+
 def test_what_names_this_machine_is_translated(gateway: Any, top: Path) -> None:
     (top / "data.csv").touch()
     body = submitted(gateway, sys.executable, str(top / "recipes/train.py"), str(top / "data.csv"), "/etc/hostname")
@@ -236,8 +255,10 @@ def test_a_run_without_a_name_is_called_after_its_program(command: list[str], na
         (["python", "train.py"], {"restarts": -1}, r"submit\(restarts=-1\)"),
         (["python", *["x" * 16_000] * 4], {}, r"env= have 64\d\d\d bytes as JSON, and the limit is 49152: put long"),
         (["python", "a\0b"], {}, r"submit\(command\.1='a\\x00b'\)"),
-        (["python", "train.py"], {"env": {"A=B": "c"}}, r"submit\(environment\.A=B"),
-        (["python", "train.py"], {"env": {"A": "\0"}}, r"submit\(environment\.A='\\x00'\)"),
+        (["python", "train.py"], {"env": {"A=B": "c"}}, r"submit\(env\.A=B='A=B'\)"),
+        (["python", "train.py"], {"env": {"A": "\0"}}, r"submit\(env\.A='\\x00'\)"),
+        (["python", "train.py"], {"env": ["A"]}, r"submit\(env=\['A'\]\): Input should be a valid dictionary"),
+        (["python", "x" * 20_000], {}, r"submit\(command\.1='x{99}\): String should have at most 16384 characters"),
     ],
 )
 def test_what_cannot_run_there_is_refused(gateway: Any, top: Path, command: Any, options: Any, text: str) -> None:
