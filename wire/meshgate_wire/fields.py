@@ -64,7 +64,8 @@ def require_ascending(spans: tuple[tuple[int, int], ...]) -> tuple[tuple[int, in
     return spans
 
 
-Label: TypeAlias = Annotated[str, Field(max_length=256)]
+MAX_LABEL = 256  # characters
+Label: TypeAlias = Annotated[str, Field(max_length=MAX_LABEL)]
 Path: TypeAlias = Annotated[str, Field(max_length=4096)]
 Line: TypeAlias = Annotated[str, Field(max_length=262_144)]
 Text: TypeAlias = Annotated[Line, BeforeValidator(shorten_sent_text)]

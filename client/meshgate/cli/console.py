@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ FAILED = 1
 NO_JOB = 3
 INTERRUPTED = 130
 UNLIMITED_WIDTH = 10_000  # columns
+OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # click handles the end of a pipe
 
 
 Job = Annotated[
@@ -56,6 +58,10 @@ class CommandGroup(TyperGroup):
             fail(str(error), NO_JOB)
         except (MeshgateError, ValueError, TimeoutError) as error:
             fail(str(error))
+        except OSError as error:
+            if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+                raise
+            fail(f"cannot write the output: {error.strerror}")
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         finally:

@@ -43,11 +43,14 @@ MeshName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
 
 
 _WANTED = {
-    "dict_type": "expected the number of hosts of each mesh, such as {'workers': 2}",
-    "too_short": "expected the number of hosts of each mesh, such as {'workers': 2}",
-    "string_pattern_mismatch": "the name of a mesh begins with a letter or '_'; letters, digits, '_' and '-' follow",
+    ("meshes", "dict_type"): "expected the number of hosts of each mesh, such as {'workers': 2}",
+    ("meshes", "too_short"): "expected the number of hosts of each mesh, such as {'workers': 2}",
+    ("meshes", "string_pattern_mismatch"): (
+        "the name of a mesh begins with a letter or '_'; letters, digits, '_' and '-' follow"
+    ),
+    ("env", "string_pattern_mismatch"): "the name of a variable has no '=', and neither name nor value has a null byte",
 }
-"""What a wrong argument ``meshes`` should be, by pydantic's type of the error."""
+"""What a wrong argument should be, by its name and pydantic's type of the error."""
 LOG_DIRECTORY = ".monarch/logs"
 
 
@@ -57,7 +60,7 @@ class LocalRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     meshes: dict[MeshName, Annotated[int, Field(ge=1, le=1024)]] = Field(min_length=1)
-    env: dict[str, str] = {}
+    env: dict[Annotated[str, Field(pattern=r"^[^\x00=]+$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]] = {}
     lease: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
     idle_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600.0
 
@@ -69,7 +72,7 @@ class LocalRequest(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = str(first["loc"][0]) + "".join(f"[{part!r}]" for part in first["loc"][1:] if part != "[key]")
-            wanted = _WANTED.get(first["type"], first["msg"]) if where.startswith("meshes") else first["msg"]
+            wanted = _WANTED.get((str(first["loc"][0]), first["type"]), first["msg"])
             raise ValueError(f"{job}: {where}={first['input']!r}: {wanted}") from None
 
 

@@ -280,7 +280,7 @@ class Channel(Generic[R]):
             return cast("tuple[Port[R], PortReceiver[R]]", _monarchs_channel().open(once))
         client = client or current_client()
         if name:
-            require_name(name)
+            require_name(name, "the name of a channel")
         remote = client.objects.create("port", name, "Channel.open()")
         inbox = client.open_inbox(remote.number, name, OpenChannel(object=remote.number, once=once, name=name))
         port: Port[Any] = Port(client, remote, release=False)

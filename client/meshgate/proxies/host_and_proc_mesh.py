@@ -369,6 +369,7 @@ def _per_host(given: Any) -> dict[str, int]:
     for label, count in per_host.items():
         if not isinstance(label, str):
             raise TypeError(f"per_host has the key {label!r}: {example}")
+        require_name(label, "a dimension of per_host")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"per_host[{label!r}] is {count!r}: expected a number of processes, at least 1")
         if count > MAX_PER_HOST:

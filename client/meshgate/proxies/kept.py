@@ -143,7 +143,7 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
 
         If the session is detached, the process that takes it over finds them: ``job.attach().kept[name]``.
         """
-        require_name(name)
+        require_name(name, "the name of kept values")
         self._require_kept()
         remote, procs = self._remote, self._remote.parents[0]
         header = NameKept(kept=remote.number, name=name, label=remote.name, procs=procs, region=self._shape.to_wire())

@@ -17,6 +17,7 @@ from meshgate.session.pending_calls import PendingAck
 from meshgate.session.session import ClientSession, RemoteReference
 from meshgate.shapes.mesh_trait import ShapedMesh
 from meshgate.shapes.shape import Shape
+from meshgate_wire.fields import MAX_LABEL
 from meshgate_wire.messages import Argument, MeshRef, Stop, stream_of
 
 if TYPE_CHECKING:
@@ -30,13 +31,15 @@ def require_string(text: object, description: str) -> str:
     return text
 
 
-def require_name(name: object) -> None:
-    """Raises ``TypeError`` or ``ValueError`` if ``name`` cannot be the name of a mesh."""
+def require_name(name: object, description: str = "the name of a mesh") -> None:
+    """Raises ``TypeError`` or ``ValueError`` if ``name`` cannot be the name of a mesh, or what ``description`` says."""
     if isinstance(name, type):
-        raise TypeError(f"the name of a mesh must be a string, not {name!r}: the order is spawn(name, Class, ...)")
-    text = require_string(name, "the name of a mesh")
+        raise TypeError(f"{description} must be a string, not {name!r}: the order is spawn(name, Class, ...)")
+    text = require_string(name, description)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"the name of a mesh must be valid text, but {name!r} contains surrogate characters")
+        raise ValueError(f"{description} must be valid text, but {name!r:.300} contains surrogate characters")
+    if len(text) > MAX_LABEL:
+        raise ValueError(f"{description} may have {MAX_LABEL} characters, but {name!r:.80}… has {len(text)}")
 
 
 class OwnedObject:

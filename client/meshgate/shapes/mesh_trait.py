@@ -51,9 +51,14 @@ class MeshTrait(ABC):
             if isinstance(selection, _builtin_slice):
                 shape = shape.select(label, selection)
                 continue
-            if selection < 0 or selection >= shape.extent[label]:
-                raise IndexError(f"index out of range: {label}={selection}. {self._known_dimensions}")
-            shape = shape.at(label, selection)
+            try:
+                index = operator.index(selection)
+            except TypeError:
+                wanted = f"slice({label}={selection!r}): expected an index, such as 0, or a slice, such as slice(0, 2)"
+                raise TypeError(f"{wanted}. {self._known_dimensions}") from None
+            if index < 0 or index >= shape.extent[label]:
+                raise IndexError(f"index out of range: {label}={index}. {self._known_dimensions}")
+            shape = shape.at(label, index)
         return self._new_with_shape(shape)
 
     def split(self, **kwargs: Any) -> Self:

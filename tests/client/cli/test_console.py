@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -36,6 +39,7 @@ def work(what: str) -> None:
         "failed": JobError("it failed"),
         "rank": ValueError("ranks=9: the mesh has ranks 0 to 1"),
         "interrupt": KeyboardInterrupt(),
+        "full": OSError(errno.ENOSPC, "No space left on device"),
     }
     if what in errors:
         raise errors[what]
@@ -60,6 +64,7 @@ def other() -> None:
         ("failed", 1, "meshgate: it failed\n"),
         ("rank", 1, "meshgate: ranks=9: the mesh has ranks 0 to 1\n"),
         ("interrupt", 130, ""),
+        ("full", 1, "meshgate: cannot write the output: No space left on device\n"),
         ("json", 0, '{\n  "count": 2\n}\n'),
         ("text", 0, "two\n"),
     ],
@@ -67,6 +72,15 @@ def other() -> None:
 def test_the_exit_code_says_what_happened(what: str, code: int, text: str) -> None:
     result = CliRunner().invoke(app, ["work", what])
     assert (result.exit_code, result.output) == (code, text)
+
+
+@pytest.mark.parametrize("arguments", [(errno.ENOSPC, "full", "a file"), (errno.ECHILD, "a bug")])
+def test_what_is_not_about_the_output_keeps_its_traceback(
+    arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(*arguments)
+    monkeypatch.setattr("tests.client.cli.test_console.emit", Mock(side_effect=error))
+    assert CliRunner().invoke(app, ["work", "text"]).exception is error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -151,6 +151,11 @@ def test_batch_scripts_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            {"meshes": {"a": 1}, "env": {"A=B": "c"}},
+            r"env\['A=B'\]='A=B': the name of a variable has no '=', and neither name nor value",
+        ),
+        ({"meshes": {"a": 1}, "env": {"A": "\0"}}, r"env\['A'\]='\\x00': the name of a variable has no '='"),
         ({"meshes": {}}, r"meshes=\{\}: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
         ({"meshes": {"two words": 1}}, r"'two words': the name of a mesh begins with a letter or '_'; letters, digits"),
         ({"meshes": {"workers": 0}}, "greater than or equal to 1"),

@@ -48,6 +48,7 @@ def test_a_process_count_must_be_a_positive_integer(hosts: HostMeshProxy, count:
         (2, TypeError, 'per_host is 2: expected a number of processes for each dimension, such as {"gpus": 2}'),
         (["gpus"], ValueError, "per_host is ['gpus']: expected a number of processes for each dimension, such as "),
         ({2: 2}, TypeError, "per_host has the key 2: expected a number of processes for each dimension, such as "),
+        ({"x" * 257: 2}, ValueError, "a dimension of per_host may have 256 characters, but 'xxx"),
         (
             {"gpus": 100_000},
             ValueError,

@@ -130,7 +130,11 @@ def test_a_mesh_for_workers_is_an_argument(hosts: HostMeshProxy, mesh: Any) -> N
 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
-    [(3, TypeError, "must be a string, not 3"), ("a\udc80", ValueError, "contains surrogate characters")],
+    [
+        (3, TypeError, "^the name of a mesh must be a string, not 3"),
+        ("a\udc80", ValueError, "contains surrogate characters"),
+        ("x" * 257, ValueError, "^the name of a mesh may have 256 characters, but 'x{79}… has 257$"),
+    ],
 )
 def test_an_invalid_name_is_rejected(name: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -62,3 +62,10 @@ def test_an_index_of_a_mesh_with_an_empty_dimension_agrees(sizes: list[int]) -> 
 def test_splits_agree(request_: dict[str, Any]) -> None:
     actual, expected = value_meshes(Extent(["a", "b"], [2, 6]).region.as_shape())
     agree(lambda: actual.split(**request_), lambda: expected.split(**request_))
+
+
+@pytest.mark.parametrize("selection", ["x", 0.5, None, [0]])
+def test_what_selects_no_index_is_explained(selection: object) -> None:
+    actual, _ = value_meshes(Extent(["a"], [2]).region.as_shape())
+    with pytest.raises(TypeError, match=r"^slice\(a=.*\): expected an index, such as 0, or a slice, .*dimensions: a=2"):
+        actual.slice(a=selection)
