@@ -163,7 +163,7 @@ async def _assemble(
     name = gateway_name(settings.read_token().get_secret_value())
     routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner, name=name)
     if cluster is not None and pods is not None:
-        routes.restart_reason, routes.job = cluster.restart_reason, cluster.name
+        routes.restart_reason, routes.job, routes.job_facts = cluster.restart_reason, cluster.name, cluster.facts
         routes.read_sizes = functools.partial(cluster.read_sizes, pods)
         pods.watch_endings(sessions.host_ending)
         pods.watch_removals(functools.partial(sessions.host_lost, removed=True))

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import async_timeout
 
@@ -20,6 +21,7 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.objects import read_parent, read_spec
+from meshgate_kubernetes.manifests.job_objects import asked_spec
 from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.pods import GATEWAY_CONTAINER
 from meshgate_kubernetes.manifests.spec import JobSpec
@@ -51,9 +53,12 @@ class ClusterJob:
         self._api, self._supervisor, self._reading = api, supervisor, asyncio.Lock()
         if kept := supervisor.kept.get(KEPT):
             self._spec, self._uid = JobSpec.model_validate_json(kept.note["spec"]), str(kept.note["uid"])
+            self._created_with = dict(kept.note["created_with"])
         else:
-            self._spec, self._uid = read_spec(api, job, namespace)
-            supervisor.keep(KEPT, {"spec": self._spec.model_dump_json(), "uid": self._uid})
+            self._spec, parent = read_parent(api, job, namespace)
+            self._uid = str(parent["metadata"]["uid"])
+            self._created_with = {mesh.name: mesh.replicas for mesh in asked_spec(parent).meshes}
+            self._keep()
 
     @classmethod
     def of_this_pod(cls, job: str, supervisor: SupervisorLink) -> ClusterJob:
@@ -65,6 +70,10 @@ class ClusterJob:
     def name(self) -> Mapping[str, str]:
         """What identifies the job in the audit log."""
         return {"job": self._spec.name, "namespace": self._spec.namespace}
+
+    def facts(self) -> dict[str, Any]:
+        """What ``/v1/job`` reports of it: the numbers of hosts before it was scaled."""
+        return {"created_with": self._created_with}
 
     def hosts(self) -> KubernetesHosts:
         return KubernetesHosts(self._api, self._spec, self._supervisor)
@@ -78,8 +87,12 @@ class ClusterJob:
             except (KubernetesError, ValueError) as error:
                 raise HostsUnavailable(f"the gateway cannot read the specification of its job: {error}") from error
             self._spec = spec
-            self._supervisor.keep(KEPT, {"spec": spec.model_dump_json(), "uid": self._uid})
+            self._keep()
             hosts.resize(spec)
+
+    def _keep(self) -> None:
+        note = {"spec": self._spec.model_dump_json(), "uid": self._uid, "created_with": self._created_with}
+        self._supervisor.keep(KEPT, note)
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:
         return KubernetesAuthenticator(token, KubernetesUsers(self._api), self._spec.namespace)

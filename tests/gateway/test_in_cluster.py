@@ -138,4 +138,6 @@ def test_the_numbers_of_hosts_of_a_scaled_job_are_read_and_kept_for_a_further_se
             await hosts.close()
 
     asyncio.run(run())
-    assert cluster_job(FakeApi(), supervisor)._spec.meshes[0].replicas == 1
+    further = cluster_job(FakeApi(), supervisor)
+    assert further._spec.meshes[0].replicas == 1
+    assert further.facts() == {"created_with": {"workers": 2}}

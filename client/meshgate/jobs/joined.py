@@ -1,8 +1,9 @@
 """The job in which this program runs: a submitted program attaches to it instead of starting another one.
 
 The gateway describes the job in the environment of its runs. A job object of the same type, or of one that extends it,
-is that job if it has its name and namespace or, without a name, its meshes. It belongs to the user who submitted the
-program, so the end of a ``with`` block and ``kill()`` only leave it.
+is that job if it has its name and namespace or, without a name, its meshes: with the numbers of hosts that the job was
+created with, or with those that it has been scaled to. It belongs to the user who submitted the program, so the end of
+a ``with`` block and ``kill()`` only leave it.
 """
 
 from __future__ import annotations
@@ -66,22 +67,23 @@ def surroundings() -> Surroundings | None:
 def join(job: JobTrait, name: str | None, namespace: str, meshes: Mapping[str, int]) -> JoinedJob | None:
     """The job of this program if ``job``, which has this name, namespace and these meshes, is that one.
 
-    Raises JobError if it has the name, but other meshes.
+    Raises JobError if it has the name, but other meshes, and GatewayError if the job's gateway does not say how many
+    hosts they have.
     """
     here = surroundings()
     if here is None or here.kind not in (kind.__name__ for kind in type(job).__mro__):
         return None
-    if name is not None:
-        if (name, namespace) != (here.name, here.namespace):
-            return None
-        if meshes and dict(meshes) != dict(here.meshes):
-            raise JobError(
-                f"{job!r}: this program runs in the job of that name, whose meshes are {dict(here.meshes)}. Change the "
-                "meshes of one of them, or give this job another name"
-            )
-    elif dict(meshes) != dict(here.meshes):
+    if name is not None and (name, namespace) != (here.name, here.namespace):
         return None
-    return JoinedJob(here)
+    found = JoinedJob(here)
+    if not found.is_described_by(meshes, named=name is not None):
+        if name is None:
+            return None
+        raise JobError(
+            f"{job!r}: this program runs in the job of that name, whose meshes are {found.meshes}. Change the meshes "
+            "of one of them, or give this job another name"
+        )
+    return found
 
 
 class JoinedJob(JobTrait):
@@ -90,6 +92,8 @@ class JoinedJob(JobTrait):
     def __init__(self, here: Surroundings) -> None:
         super().__init__()
         self._here = here
+        self.meshes = self._created_with = dict(here.meshes)
+        self._read_sizes()
         self._apply_id = os.environ.get("MESHGATE_JOB") or str(uuid.uuid4())
         self._status = "running"
 
@@ -97,11 +101,30 @@ class JoinedJob(JobTrait):
         name = f"{self._here.namespace}/{self._here.name}" if self._here.name else dict(self._here.meshes)
         return f"{self._here.kind}({name}), the job of the run {self._here.run}"
 
+    def _read_sizes(self) -> None:
+        """Asks the job's gateway for the present numbers of hosts. Only jobs with a name can be scaled."""
+        from meshgate.session.gateway_client import request_json  # noqa: PLC0415 - few programs need it
+
+        if self._here.name:
+            described = request_json(self._dialer(), "/v1/job")
+            self.meshes = described["meshes"]
+            self._created_with = described.get("created_with", self.meshes)
+
+    def is_described_by(self, meshes: Mapping[str, int], *, named: bool) -> bool:
+        """Whether these are its meshes. A program that has ``named`` it may leave them out. Prints a line if they are
+        those that it was created with, and it has been scaled since."""
+        if dict(meshes) == self.meshes or (named and not meshes):
+            return True
+        if dict(meshes) != self._created_with:
+            return False
+        _say_once(f"meshgate: {self!r}, has been scaled from {self._created_with} to {self.meshes} hosts")
+        return True
+
     def _create(self, client_script: str | None) -> None:
         raise JobError(f"{self!r} runs already")
 
     def _state(self) -> JobState:
-        return self._attach_meshes(self._here.meshes)
+        return self._attach_meshes(self.meshes)
 
     def _kill(self) -> None:
         if self._client is not None:
@@ -117,13 +140,14 @@ class JoinedJob(JobTrait):
         return False
 
     def _is_running(self) -> bool:
+        self._read_sizes()
         return True
 
     def _dialer(self) -> UrlDialer:
         return self._here.dialer()
 
     def _mesh_sizes(self) -> Mapping[str, int]:
-        return self._here.meshes
+        return self.meshes
 
     def _outlive_driver(self) -> None:
         """The job does so in any case."""

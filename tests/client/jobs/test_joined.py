@@ -11,13 +11,20 @@ import pytest
 from meshgate import JobError, JobUnsupported, KubernetesJob, LocalJob, ProcessJob, SlurmJob, native_hosts
 from meshgate.jobs.joined import JoinedJob, _say_once
 from meshgate.jobs.kubernetes.compute import Compute
+from meshgate.session import gateway_client
 
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this process a program that was submitted to a job."""
+    """Makes this process a program that was submitted to a job, which has been ``scaled`` to other meshes since."""
 
-    def submit(kind: str, name: str = "", namespace: str = "", **meshes: int) -> None:
+    def submit(
+        kind: str, name: str = "", namespace: str = "", *, scaled: dict[str, Any] | None = None, **meshes: int
+    ) -> None:
+        answers = (
+            {"/v1/job": scaled or {"meshes": meshes}} if name else {}
+        )  # others cannot be scaled, and are not asked
+        monkeypatch.setattr(gateway_client, "request_json", lambda dialer, path: answers[path])
         job = {"kind": kind, "name": name, "namespace": namespace, "meshes": meshes}
         monkeypatch.setenv("MESHGATE_RUN_JOB", json.dumps(job))
         monkeypatch.setenv("MESHGATE_RUN", "night")
@@ -85,6 +92,37 @@ def test_a_job_with_a_name_is_known_by_it(inside: Any) -> None:
     assert joined(kubernetes(workers=1)) is None
     with pytest.raises(JobError, match=r"this program runs in the job of that name, whose meshes are {'workers': 2}"):
         joined(kubernetes("trainer", workers=4))
+
+
+def test_a_scaled_job_is_known_by_the_meshes_it_was_created_with_and_by_its_present_ones(
+    inside: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inside(
+        "KubernetesJob", "trainer", "ml", workers=2, scaled={"meshes": {"workers": 8}, "created_with": {"workers": 2}}
+    )
+    described = [kubernetes("trainer", workers=8), kubernetes(workers=8), kubernetes("trainer")]
+    found = [joined(each) for each in described]
+    assert capfd.readouterr().err == ""
+    found += [joined(kubernetes("trainer", workers=2)), joined(kubernetes(workers=2))]
+    assert [each and each._mesh_sizes() for each in found] == [{"workers": 8}] * 5
+    line = "the job of the run night, has been scaled from {'workers': 2} to {'workers': 8} hosts"
+    assert capfd.readouterr().err == f"meshgate: KubernetesJob(ml/trainer), {line}\n"
+    assert joined(kubernetes(workers=4)) is None
+    with pytest.raises(JobError, match=r"whose meshes are {'workers': 8}"):
+        joined(kubernetes("trainer", workers=4))
+
+
+def test_a_program_that_runs_while_its_job_is_scaled_applies_it_again_for_the_new_hosts(inside: Any) -> None:
+    inside("KubernetesJob", "trainer", "ml", workers=2)
+    job = kubernetes("trainer")
+    job.apply()
+    assert isinstance(job._running, JoinedJob)
+    inside(
+        "KubernetesJob", "trainer", "ml", workers=2, scaled={"meshes": {"workers": 8}, "created_with": {"workers": 2}}
+    )
+    assert job._running._mesh_sizes() == {"workers": 2}
+    job.apply()
+    assert job._running._mesh_sizes() == {"workers": 8}
 
 
 def test_no_job_is_joined_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from meshgate import (
     job_loads,
 )
 from meshgate.errors import JobError, JobStartFailed
+from meshgate.session import gateway_client
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 
 
@@ -404,8 +405,9 @@ def test_a_mesh_is_not_scaled_to_something_else_than_a_number_of_hosts(mesh: str
 def test_a_submitted_program_cannot_scale_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"kind": "KubernetesJob", "name": "trainer", "namespace": "default", "meshes": {"workers": 1}}
     monkeypatch.setenv("MESHGATE_RUN_JOB", json.dumps(here))
-    for name in ("", "_URL", "_TOKEN"):
-        monkeypatch.setenv(f"MESHGATE_RUN{name}", "night")
+    for name, value in (("", "night"), ("_URL", "ws://127.0.0.1:1"), ("_TOKEN", "secret")):
+        monkeypatch.setenv(f"MESHGATE_RUN{name}", value)
+    monkeypatch.setattr(gateway_client, "request_json", lambda dialer, path: {"meshes": {"workers": 1}})
     with pytest.raises(
         JobUnsupported, match=r"the job of the run night cannot be scaled by a program that was submitted"
     ):
