@@ -174,8 +174,8 @@ def test_a_user_comes_back_to_a_job_with_a_token_alone(users: dict[str, User], j
 JOB_COMMANDS = [
     "status JOB", "sessions JOB", "describe JOB", "logs JOB", "sync JOB", "exec JOB -- true", "shell JOB", "debug JOB",
     "forward 8000 -j JOB", "pull file here -j JOB", "stacks JOB", "why JOB", "top JOB --once", "ui JOB --no-browser",
-    "doctor JOB", "kill JOB", "kill JOB --session train", "submit JOB -- true", "runs JOB", "stop JOB --run night",
-    "call counters.add 1 -j JOB",
+    "doctor JOB", "kill JOB", "kill JOB --session train", "scale JOB workers 2", "submit JOB -- true", "runs JOB",
+    "stop JOB --run night", "call counters.add 1 -j JOB",
 ]  # fmt: skip
 
 
@@ -288,6 +288,27 @@ def test_the_audit_logs_of_both_gateways_name_the_user_the_verb_the_job_and_the_
     }
     wait_for(lambda: in_the_job() >= wanted, "the audit log of the job's gateway")
     assert {caller for caller, *_ in in_the_job()} == {alice.identity}
+
+
+def test_a_user_scales_a_job_within_the_policy_while_its_session_continues(
+    users: dict[str, User], job: str, kubectl: Kubectl
+) -> None:
+    alice = users["alice"]
+    scale = ("scale", "-n", alice.namespace, job, "workers")
+    assert alice.command(*scale, "2") == (0, "mesh workers has 2 hosts\n")
+    (row,) = json.loads(alice.command("ls", "-n", alice.namespace, "--json")[1])["jobs"]
+    assert row["meshes"] == {"workers": 2}
+    code, output = alice.command(*scale, "99")
+    assert (code, "from 2 to 99 hosts: " in output, "99 pods exceed the limit of " in output) == (1, True, True), output
+    assert alice.command(*scale, "1") == (0, "mesh workers has 1 hosts\n")
+    assert "train" in alice.command("sessions", "-n", alice.namespace, job)[1]
+
+    def decisions() -> list[tuple[str, str, str]]:
+        events = [event for event in audited(kubectl, "meshgate") if event["action"] == "scale job"]
+        return [(event["caller"], event["job"], event["outcome"]) for event in events]
+
+    allowed = (alice.identity, job, "allowed")
+    wait_for(lambda: decisions() == [allowed, (*allowed[:2], "refused"), allowed], "the audit log")
 
 
 def submit(user: User, job: str) -> tuple[int, str]:

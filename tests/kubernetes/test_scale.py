@@ -8,8 +8,10 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from typer.testing import CliRunner
 
 from meshgate import Actor, Compute, KubernetesJob, endpoint
+from meshgate.cli.app import app
 from meshgate.errors import JobError, SupervisionError
 from tests.kubernetes.actors import Counter, Trainer
 from tests.kubernetes.cluster import Kubectl, own_namespace
@@ -95,6 +97,29 @@ def test_other_programs_and_a_further_gateway_follow(job: KubernetesJob, namespa
     kubectl("rollout", "status", "deployment/scaled-gateway", "--timeout=120s", timeout=130)
     trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
     assert [*trainers.pod.call().get(timeout=120).values()] == ["scaled-workers-0", "scaled-workers-1"]
+
+
+NAMES_ONE_HOST = """
+import sys
+from meshgate import Compute, KubernetesJob
+
+with KubernetesJob(compute=Compute(), name="scaled", namespace=sys.argv[1]) as job:
+    print(job.state().workers.sizes)
+"""
+
+
+def test_the_command_scales_a_job_and_a_submitted_program_with_its_first_number_uses_it(
+    project: Path, job: KubernetesJob, namespace: str
+) -> None:
+    (project / "names_one_host.py").write_text(NAMES_ONE_HOST)
+    job.state()
+    done = CliRunner().invoke(app, ["scale", "-n", namespace, "scaled", "workers", "2"])
+    assert (done.exit_code, done.stdout) == (0, "mesh workers has 2 hosts\n")
+    run = job.submit(["python", "names_one_host.py", namespace], name="night")
+    assert run.wait() == 0, "".join(run.logs())
+    printed = "".join(run.logs())
+    assert "has been scaled from {'workers': 1} to {'workers': 2} hosts\n" in printed
+    assert "{'hosts': 2}\n" in printed
 
 
 def test_a_mesh_that_cannot_grow_stays_as_it_is_and_the_error_says_why(namespace: str) -> None:

@@ -42,6 +42,7 @@ _OWN_FIRST = {"allow_interspersed_args": False}  # what follows the program is f
 COMMANDS = {
     "ls": _Place("jobs:list_jobs", "List running jobs."),
     "kill": _Place("jobs:kill_jobs", "End jobs and all their processes or pods."),
+    "scale": _Place("jobs:scale_mesh", "Change the number of hosts of a mesh of a running job."),
     "status": _Place("status:report_status", "Show hosts, code versions, sessions and calls in flight."),
     "sessions": _Place("status:list_sessions", "List the sessions of a job."),
     "describe": _Place("status:describe_job", "Show everything about a job, in a cluster also its events."),
@@ -101,7 +102,7 @@ app = typer.Typer(
     help="""Show and end meshgate jobs, on this machine or in a cluster.
 
     JOB is the beginning of a job's id, a job file, or with -n the name of a job in that namespace. Without it, commands
-    other than submit and exec use the job saved in this directory, or the only one on this machine.
+    other than submit, exec and scale use the job saved in this directory, or the only one on this machine.
 
     Exit codes: 0 success, 1 failure, 2 invalid arguments, 3 no such job, 130 interrupted.""",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from meshgate.cli.console import AsJson, Namespace, age_text, emit, fail, meshes_text, new_table
-from meshgate.cli.models import ClusterEvent, Ended, JobRow, Jobs, Leftover, Leftovers
+from meshgate.cli.models import ClusterEvent, Ended, JobRow, Jobs, Leftover, Leftovers, Scaled
 from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.jobs import registry
 from meshgate_processes.marks import end_processes
@@ -109,6 +109,29 @@ def _end_session(ids: list[str], session: str, namespace: str | None, *, all_job
     found = find_job(ids[0] if ids else None, namespace).end_session(session, None)
     named = f"{found.name} (id {found.id[:8]})" if found.name else found.id[:8]
     emit(Ended(ended=[found.id]), as_json, lambda console: console.print(f"ended session {named}", markup=False))
+
+
+def scale_mesh(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job file, or with -n a name.")],
+    mesh: Annotated[str, typer.Argument(metavar="MESH", help="The host mesh.")],
+    hosts: Annotated[int, typer.Argument(metavar="HOSTS", min=1, help="The number of hosts that it will have.")],
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.001, help="Seconds to wait for new hosts, or the end of removed ones."),
+    ] = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the number of hosts of a mesh of a running job.
+
+    Processes on hosts that stay continue. Removes the last hosts of the mesh, unless processes of any session run on
+    them; new hosts that do not become ready are removed again.
+    """
+    from meshgate.jobs.find import find_job  # noqa: PLC0415 - `meshgate ls` does not need it
+
+    find_job(job, namespace).scale(mesh, hosts, timeout=timeout)
+    scaled = Scaled(mesh=mesh, hosts=hosts)
+    emit(scaled, as_json, lambda console: console.print(f"mesh {mesh} has {hosts} hosts", markup=False))
 
 
 def local_jobs() -> Jobs:

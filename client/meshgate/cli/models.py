@@ -57,6 +57,13 @@ class Ended(Result):
     ended: list[str] = Field(description="the ids of the jobs, or of the session, that were ended")
 
 
+class Scaled(Result):
+    """``meshgate scale``"""
+
+    mesh: str
+    hosts: int = Field(description="the number of hosts that the mesh has now")
+
+
 class ClusterEvent(Result):
     """An event of the cluster about an object of the job."""
 

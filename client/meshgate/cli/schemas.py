@@ -11,7 +11,19 @@ from pydantic import BaseModel
 from meshgate.cli.console import fail
 from meshgate.cli.doctor import Diagnosis
 from meshgate.cli.logs import LogLine
-from meshgate.cli.models import Called, CommandOutcomes, Ended, Jobs, Leftovers, Pull, Ran, StackGroups, Sync, Top
+from meshgate.cli.models import (
+    Called,
+    CommandOutcomes,
+    Ended,
+    Jobs,
+    Leftovers,
+    Pull,
+    Ran,
+    Scaled,
+    StackGroups,
+    Sync,
+    Top,
+)
 from meshgate.cli.ranks import Why
 from meshgate.cli.status import Description, Sessions
 from meshgate_wire.status import JobStatus, Runs, RunStatus
@@ -19,6 +31,7 @@ from meshgate_wire.status import JobStatus, Runs, RunStatus
 SCHEMAS: dict[str, type[BaseModel]] = {
     "ls": Jobs,
     "kill": Ended,
+    "scale": Scaled,
     "sessions": Sessions,
     "status": JobStatus,
     "describe": Description,

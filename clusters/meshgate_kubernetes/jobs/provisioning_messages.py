@@ -46,6 +46,17 @@ class ListJobs(_Model):
     namespace: Namespace | None = None
 
 
+class ScaleJob(_Model):
+    """Change the number of hosts of a mesh. The reply follows when new hosts are ready, or removed ones gone."""
+
+    ask: Literal["scale"] = "scale"
+    name: JobName
+    namespace: Namespace
+    mesh: str = Field(max_length=63)
+    hosts: int = Field(ge=1, le=1_000_000)
+    timeout: float = Field(gt=0, allow_inf_nan=False)
+
+
 class EndJob(_Model):
     """End a job. The reply follows when it is gone."""
 
@@ -97,7 +108,7 @@ def rejection(error: ValidationError | KubernetesError) -> RequestRejected:
     return RequestRejected(reason=str(error), missing=isinstance(error, NotFound))
 
 
-ProvisioningRequest: TypeAlias = StartJob | FindJob | ListJobs | EndJob
+ProvisioningRequest: TypeAlias = StartJob | FindJob | ListJobs | ScaleJob | EndJob
 ProvisioningReply: TypeAlias = ObjectCreated | JobProgress | JobUp | JobsListed | JobEnded | RequestRejected
 _requests: TypeAdapter[ProvisioningRequest] = TypeAdapter(Annotated[ProvisioningRequest, Field(discriminator="ask")])
 _replies: TypeAdapter[ProvisioningReply] = TypeAdapter(Annotated[ProvisioningReply, Field(discriminator="say")])

@@ -10,6 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import ValidationError
 
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, Rejected
@@ -19,10 +22,19 @@ from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from meshgate_kubernetes.status.readiness import ProgressListener, wait_ready
+from meshgate_wire.fields import first_problem
+from meshgate_wire.status import JobStatus
 
 log = logging.getLogger("meshgate.jobs.kubernetes")
 
 PERMISSIONS = (Permission("patch", "ConfigMap"), Permission("patch", "StatefulSet"))
+
+
+class AskGateway(Protocol):
+    """Asks the job's gateway: to read the numbers of hosts, by ``POST /v1/job``, or what runs on which host."""
+
+    def __call__(self, path: str, body: bytes | None, /) -> Any:
+        """The JSON of the answer to ``GET path``, or to ``POST path`` if there is a ``body``."""
 
 
 def scale(
@@ -33,22 +45,24 @@ def scale(
     listener: ProgressListener,
     *,
     timeout: float,
-    require_unused: Callable[[Collection[str]], None],
-    gateway_reads: Callable[[], object],
+    ask_gateway: AskGateway,
+    require_allowed: Callable[[JobSpec], None] = lambda grown: None,
 ) -> RunningJob:
     """``job`` with ``hosts`` hosts in the mesh ``name``: waits until new hosts are ready, or removed ones gone.
 
-    ``require_unused`` raises if anything runs on the hosts of these names; nothing has been changed then.
-    ``gateway_reads`` has the job's gateway read the numbers of hosts. If new hosts do not become ready within
-    ``timeout`` seconds, or cannot, they are removed, and KubernetesError says why.
+    ``require_allowed`` is called with the job as it will be, if the mesh grows, and raises if that may not be. Nothing
+    is changed then, nor if processes run on hosts that would be removed. If new hosts do not become ready within
+    ``timeout`` seconds, or cannot, they are removed, and KubernetesError says why. Raises what ``ask_gateway`` raises.
     """
     spec, uid = read_current(api, job.name, job.namespace)
     mesh = _scalable(spec, name)
+    if hosts > mesh.replicas:
+        require_allowed(with_sizes(spec, {name: hosts}))
     require_each(api, spec.namespace, PERMISSIONS)
-    gateway_reads()  # before anything is changed: one that cannot is too old, or cannot be reached
-    change = _Change(api, spec, mesh, hosts, timeout, gateway_reads)
+    ask_gateway("/v1/job", b"")  # before anything is changed: one that cannot is too old, or cannot be reached
+    change = _Change(api, spec, mesh, hosts, timeout, ask_gateway)
     if hosts < mesh.replicas:
-        require_unused(change.leaving)
+        _require_unused(ask_gateway("/v1/status", None), change.leaving)
         change.shrink()
     else:
         change.grow(uid, listener)
@@ -71,6 +85,33 @@ def _scalable(spec: JobSpec, name: str) -> MeshSpec:
     return mesh
 
 
+def _require_unused(answer: Any, hosts: Collection[str]) -> None:
+    """Raises Rejected if the status ``answer`` has processes on ``hosts``, or does not say whether there are some."""
+    try:
+        status = JobStatus.model_validate(answer)
+    except ValidationError as error:
+        raise Rejected(
+            "the job's gateway is of another version of meshgate and does not say what runs on its hosts "
+            f"({first_problem(error)}). Nothing was changed; use that version"
+        ) from error
+    if unknown := [each for each in status.sessions if each.problem]:
+        raise Rejected(
+            f"it is not known what runs on {', '.join(sorted(hosts))}: session {unknown[0].session[:8]}: "
+            f"{unknown[0].problem}. Nothing was changed; try again"
+        )
+    found = [
+        f"{procs.name!r} of session {session.name or session.session[:8]} ({', '.join(used)})"
+        for session in status.sessions
+        for procs in session.meshes
+        if (used := sorted(procs.hosts_in_use().intersection(hosts)))
+    ]
+    if found:
+        raise Rejected(
+            f"processes run on hosts that would be removed: {'; '.join(found)}. Nothing was changed. Stop them first "
+            "(procs.stop()), or end their session (`meshgate kill JOB --session NAME`)"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     """A change of ``mesh``, as ``spec`` has it, to ``hosts`` hosts."""
@@ -80,7 +121,7 @@ class _Change:
     mesh: MeshSpec
     hosts: int
     timeout: float
-    gateway_reads: Callable[[], object]
+    ask_gateway: AskGateway
 
     @property
     def leaving(self) -> set[str]:
@@ -93,7 +134,7 @@ class _Change:
             self._set_replicas(self.hosts)
             wait_ready(self.api, with_sizes(self.spec, {self.mesh.name: self.hosts}), uid, listener, self.timeout)
             self._record(self.hosts)
-            self.gateway_reads()
+            self.ask_gateway("/v1/job", b"")
         except BaseException:
             try:
                 self._record(self.mesh.replicas)
@@ -104,7 +145,7 @@ class _Change:
 
     def shrink(self) -> None:
         self._record(self.hosts)
-        self.gateway_reads()
+        self.ask_gateway("/v1/job", b"")
         self._set_replicas(self.hosts)
         with Observer(self.api, self.spec.namespace, [WatchTarget("Pod", self.mesh.selector)]) as observer:
 

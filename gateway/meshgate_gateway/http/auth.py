@@ -38,6 +38,7 @@ Action: TypeAlias = Literal[
     "start job",
     "find job",
     "list jobs",
+    "scale job",
     "end job",
     "forward",
 ]
@@ -146,9 +147,14 @@ def prover_of(request: Request) -> Prover | None:
 def credentials_for(request: Request, caller: str, token: SecretStr) -> dict[str, str]:
     """The headers with which a provisioning gateway forwards the ``request`` of ``caller`` to the gateway of the job
     with this ``token``. The response is proven to the caller by what the caller itself presented."""
-    headers = {"Authorization": f"Bearer {token.get_secret_value()}", CALLER_HEADER: quote(caller, safe=":@/")}
+    headers = headers_for(caller, token.get_secret_value())
     prover = prover_of(request)
     return headers if prover is None else headers | {PROOF_KEY_HEADER: prover.key}
+
+
+def headers_for(caller: str, token: str) -> dict[str, str]:
+    """The headers with which a provisioning gateway asks the gateway of the job with this ``token``, for ``caller``."""
+    return {"Authorization": f"Bearer {token}", CALLER_HEADER: quote(caller, safe=":@/")}
 
 
 def digest_of(token: str) -> bytes:

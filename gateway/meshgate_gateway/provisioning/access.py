@@ -1,5 +1,5 @@
-"""Identifies a caller, and decides which jobs it may create, use and end: one rule for requests and for forwarded
-connections.
+"""Identifies a caller, and decides which jobs it may create, use, scale and end: one rule for requests and for
+forwarded connections.
 
 An answer shows that a job exists, and whose it is, only to callers that could create jobs in its namespace themselves.
 """
@@ -23,6 +23,8 @@ from meshgate_kubernetes.jobs.lifecycle import ListedJob
 
 USE = {"verb": "create", "resource": "pods", "subresource": "exec"}
 END = {"verb": "delete", "resource": "statefulsets", "group": "apps"}
+SCALE = {"verb": "patch", "resource": "statefulsets", "group": "apps"}
+_PURPOSES = {"create": "using", "patch": "scaling", "delete": "ending"}
 CREATE = {"verb": "create", "resource": "statefulsets", "group": "apps"}
 
 
@@ -64,9 +66,9 @@ class Access:
         return await self._missing(caller, CREATE, namespace)
 
     async def why_not(self, caller: Caller, name: str, namespace: str, needed: dict[str, str]) -> Denied | None:
-        """Why the caller may not use (``USE``) or end (``END``) the job; None for its owner, for members of a group
-        that the owner shares it with, and for callers with permission of their own. Raises NotFound, to callers that
-        may know, if there is no such job."""
+        """Why the caller may not use (``USE``), scale (``SCALE``) or end (``END``) the job; None for its owner, for
+        members of a group that the owner shares it with, and for callers with permission of their own. Raises NotFound,
+        to callers that may know, if there is no such job."""
         missing = NotFound(f"there is no job {name!r} in namespace {namespace!r} (it may have ended)")
         try:
             job = await asyncio.to_thread(lifecycle.read_listed, self._api, name, namespace)
@@ -77,7 +79,7 @@ class Access:
             raise missing
         if isinstance(caller, TokenHolder) or (may_know and job is not None and self._shares(caller, job)):
             return None
-        purpose = "using jobs of others" if needed is USE else "ending jobs of others"
+        purpose = f"{_PURPOSES[needed['verb']]} jobs of others"
         denied = await self._users.check_permission(caller, {**needed, "namespace": namespace}, purpose)
         if denied is None and job is None:
             raise missing

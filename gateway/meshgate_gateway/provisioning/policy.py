@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshgate_gateway.provisioning.refusals import listed, matches, not_allowed, read_policy_file, session_violations
+from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
 from meshgate_kubernetes.manifests.names import JOB_LABEL, is_label_key, is_label_value
 from meshgate_kubernetes.manifests.spec import (
@@ -46,7 +47,7 @@ class Policy(BaseModel):
     """Names and groups of Kubernetes identities that may create jobs without permissions of their own, such as
     ``system:serviceaccount:training:*`` or ``system:serviceaccounts:training``."""
     sharing_groups: tuple[str, ...] = ()
-    """Groups of Kubernetes identities whose members use and end each other's jobs, such as
+    """Groups of Kubernetes identities whose members use, scale and end each other's jobs, such as
     ``system:serviceaccounts:training``. A job is shared with those of its owner's groups that this names when it is
     created."""
     submitters: tuple[str, ...] = ("*",)
@@ -59,7 +60,7 @@ class Policy(BaseModel):
     gateway_image: str = Field(min_length=1)
     """The image of the jobs' gateways, regardless of the request."""
     max_replicas: int = Field(default=16, ge=1)
-    """Maximum number of pods of a job, over all meshes."""
+    """Maximum number of pods of a job, over all meshes, also after it has grown."""
     max_jobs_per_caller: int | None = Field(default=None, ge=1)
     """Maximum number of jobs of one caller at a time, over all namespaces; None: unlimited."""
     max_gpus_per_caller: int | None = Field(default=None, ge=0)
@@ -93,6 +94,10 @@ class Policy(BaseModel):
     """Keys of annotations. Other controllers, such as sidecar injectors, act on annotations."""
 
 
+class PolicyViolation(KubernetesError):
+    """The operator's policy does not allow the job."""
+
+
 def read_policy(path: Path) -> Policy:
     """Raises ValueError if the file cannot be read or is invalid."""
     return read_policy_file(path, Policy)
@@ -117,12 +122,23 @@ def violations(policy: Policy, job: JobSpec) -> list[str]:
     return list(_violations(policy, job))
 
 
-def _violations(policy: Policy, job: JobSpec) -> Iterator[str]:
+def growth_violations(policy: Policy, job: JobSpec, mesh: MeshSpec) -> list[str]:
+    """Everything that the policy does not allow in ``job`` with more hosts in ``mesh``, which the job itself creates.
+    The policy may have changed since the job was created."""
+    problems = (f"mesh {mesh.name!r}: {problem}" for problem in _mesh_violations(policy, mesh))
+    return [*_place_and_size_violations(policy, job), *problems]
+
+
+def _place_and_size_violations(policy: Policy, job: JobSpec) -> Iterator[str]:
     if not matches(job.namespace, policy.namespaces):
         yield f"namespace {job.namespace!r} is not allowed (allowed: {listed(policy.namespaces)})"
     pods = sum(mesh.replicas for mesh in job.meshes)
     if pods > policy.max_replicas:
         yield f"{pods} pods exceed the limit of {policy.max_replicas}"
+
+
+def _violations(policy: Policy, job: JobSpec) -> Iterator[str]:
+    yield from _place_and_size_violations(policy, job)
     yield from session_violations(policy, job.idle_timeout, job.lease)
     yield from not_allowed("image pull secret", job.image_pull_secrets, policy.image_pull_secrets)
     yield from (f"gateway: {problem}" for problem in _gateway_violations(policy, job.gateway))
@@ -264,22 +280,34 @@ def searched_namespaces(policy: Policy, *others: str) -> list[str]:
 
 def exceeded_quota(policy: Policy, job: JobSpec, owner: str, existing: Iterable[ListedJob]) -> str | None:
     """Why ``owner`` may not have ``job`` in addition to its ``existing`` jobs, which may include it; None if it may."""
-    this = (job.name, job.namespace)
-    others = [each for each in existing if each.owner == owner and (each.name, each.namespace) != this]
-    names = ", ".join(sorted(f"{each.namespace}/{each.name}" for each in others))
+    others = _other_jobs(job, owner, existing)
     limit = policy.max_jobs_per_caller
     if limit is not None and len(others) + 1 > limit:
-        return f"{owner} has {names}, and the limit per caller is {limit} {_jobs(limit)}: end one first"
-    limit = policy.max_gpus_per_caller
+        return f"{owner} has {_names(others)}, and the limit per caller is {limit} {_jobs(limit)}: end one first"
+    return exceeded_gpus(policy, job, owner, others)
+
+
+def exceeded_gpus(policy: Policy, job: JobSpec, owner: str, existing: Iterable[ListedJob]) -> str | None:
+    """As ``exceeded_quota``, for GPUs alone."""
+    limit, others = policy.max_gpus_per_caller, _other_jobs(job, owner, existing)
     if limit is None or not job.gpu_count:
         return None
     if unknown := [f"{each.namespace}/{each.name}" for each in others if each.gpus is None]:
         return f"the GPUs of {unknown[0]}, which another version of meshgate created, cannot be counted: end it first"
     used = sum(each.gpus or 0 for each in others)
     if used + job.gpu_count > limit:
-        has = f"has {used} in {names}" if used else "has none yet"
+        has = f"has {used} in {_names(others)}" if used else "has none yet"
         return f"{owner} asks for {job.gpu_count} GPUs and {has}, and the limit per caller is {limit}"
     return None
+
+
+def _other_jobs(job: JobSpec, owner: str, existing: Iterable[ListedJob]) -> list[ListedJob]:
+    this = (job.name, job.namespace)
+    return [each for each in existing if each.owner == owner and (each.name, each.namespace) != this]
+
+
+def _names(jobs: Iterable[ListedJob]) -> str:
+    return ", ".join(sorted(f"{each.namespace}/{each.name}" for each in jobs))
 
 
 def _jobs(count: int) -> str:

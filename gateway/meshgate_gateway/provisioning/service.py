@@ -26,11 +26,13 @@ from meshgate_gateway.http.kubernetes_auth import KubernetesUsers
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
 from meshgate_gateway.logs import EventLog
-from meshgate_gateway.provisioning.access import END, USE, Access, Caller, owner_name
+from meshgate_gateway.provisioning.access import END, SCALE, USE, Access, Caller, owner_name
 from meshgate_gateway.provisioning.conversations import Conversations
+from meshgate_gateway.provisioning.growth import Growth
 from meshgate_gateway.provisioning.job_proxy import JobProxy
 from meshgate_gateway.provisioning.policy import (
     Policy,
+    PolicyViolation,
     apply_policy,
     counted_namespaces,
     exceeded_quota,
@@ -54,6 +56,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     ProvisioningReply,
     ProvisioningRequest,
     RequestRejected,
+    ScaleJob,
     StartJob,
     encode_reply,
     parse_request,
@@ -85,6 +88,7 @@ class Provisioner:
         self._access = Access(api, policy, token, users)
         self._conversations: Conversations[Caller] = Conversations(self._access.identify, self._converse)
         self._proxy = JobProxy(api, self._access)
+        self._growth = Growth(api, policy, self._list_counted)
         self._pending = PendingJobs(partial(lifecycle.end, api))
 
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None:
@@ -128,6 +132,11 @@ class Provisioner:
         if isinstance(request, StartJob):
             await self._start_job(request, caller, connection)
             return None
+        if isinstance(request, ScaleJob):
+            owner = owner_name(caller)
+            change = partial(self._growth.change, request, owner)
+            await self._pending.get_or_start((owner, request.model_dump_json()), change).follow(connection)
+            return None
         if isinstance(request, ListJobs):
             await self._list_jobs(request, caller, connection)
             return None
@@ -143,8 +152,10 @@ class Provisioner:
         if isinstance(request, ListJobs):  # the list has what the caller may use
             return None
         if not isinstance(request, StartJob):
-            needed = USE if isinstance(request, FindJob) else END
+            needed = USE if isinstance(request, FindJob) else SCALE if isinstance(request, ScaleJob) else END
             denied = await self._access.why_not(caller, request.name, request.namespace, needed)
+            if denied is None and isinstance(request, ScaleJob):
+                return await asyncio.to_thread(self._growth.why_not, request)
             return denied.reason if denied is not None else None
         if reason := await self._access.why_not_create(caller, request.job.namespace):
             return reason
@@ -184,10 +195,12 @@ class Provisioner:
             lifecycle.start(self._api, spec, pending, timeout=timeout, owner=owner, groups=groups, on_new=on_new)
         )
 
+    def _list_counted(self, namespace: str) -> list[ListedJob]:
+        return self._list_blocking(counted_namespaces(self._policy, namespace))
+
     def _require_quota(self, spec: JobSpec, owner: str) -> None:
         """Raises PolicyViolation if the caller's jobs, with this one, exceed the limits per caller."""
-        jobs = self._list_blocking(counted_namespaces(self._policy, spec.namespace))
-        reason = exceeded_quota(self._policy, spec, owner, jobs)
+        reason = exceeded_quota(self._policy, spec, owner, self._growth.counted(self._list_counted(spec.namespace)))
         if refused := job_not_allowed([reason] if reason else []):
             raise PolicyViolation(refused)
 
@@ -197,6 +210,7 @@ def _audit(request: ProvisioningRequest, origin: Origin, caller: str, refused: s
         StartJob: "start job",
         FindJob: "find job",
         ListJobs: "list jobs",
+        ScaleJob: "scale job",
         EndJob: "end job",
     }
     job = request.job if isinstance(request, StartJob) else request
@@ -206,10 +220,6 @@ def _audit(request: ProvisioningRequest, origin: Origin, caller: str, refused: s
 
 def _without_token(job: RunningJob) -> RunningJob:
     return job.model_copy(update={"token": ""})
-
-
-class PolicyViolation(KubernetesError):
-    """The operator's policy does not allow the job."""
 
 
 class PendingJobs:
@@ -240,7 +250,8 @@ class PendingJobs:
 
 
 class PendingJob:
-    """One starting job and the connections that follow it. A ProgressListener on the thread that starts the job."""
+    """One job that is starting or changing, and the connections that follow it. A ProgressListener on the thread that
+    does the work."""
 
     def __init__(self, threads: ThreadPoolExecutor, start: Start, end: End, on_settled: Callable[[], None]) -> None:
         """``on_settled`` is called once, when no further connection may follow the job."""
@@ -297,7 +308,7 @@ class PendingJob:
         except KubernetesError as error:
             return rejection(error)
         except Exception as fault:
-            log.exception("cannot start a job")
+            log.exception("cannot start or scale a job")
             return RequestRejected(reason=f"internal error in the gateway: {fault!r}; please report it as a bug")
 
     # --- on the thread that starts the job ----------------------------------------------------------------

@@ -64,6 +64,29 @@ def test_kill_ends_one_session_of_a_job(run: CliRunner, monkeypatch: pytest.Monk
         assert (result.exit_code, "one session of one job" in result.output) == (2, True)
 
 
+def test_scale_changes_the_number_of_hosts_of_a_mesh(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def find(name: str | None, namespace: str | None) -> Any:
+        def scale(mesh: str, hosts: int, *, timeout: float | None) -> None:
+            asked.append((name, namespace, mesh, hosts, timeout))
+
+        return SimpleNamespace(scale=scale)
+
+    monkeypatch.setattr("meshgate.jobs.find.find_job", find)
+    result = run.invoke(app, ["scale", "-n", "team", "trainer", "workers", "8"])
+    assert (result.exit_code, result.output) == (0, "mesh workers has 8 hosts\n")
+    result = run.invoke(app, ["scale", "job.pkl", "workers", "1", "--timeout", "60", "--json"])
+    assert json.loads(result.output) == {"mesh": "workers", "hosts": 1}
+    assert asked == [("trainer", "team", "workers", 8, None), ("job.pkl", None, "workers", 1, 60.0)]
+    assert run.invoke(app, ["scale", "trainer", "workers", "0"]).exit_code == 2
+
+
+def test_a_job_of_this_machine_cannot_be_scaled(run: CliRunner, jobs: list[LocalEntry]) -> None:
+    result = run.invoke(app, ["scale", "0f", "workers", "3"])
+    assert (result.exit_code, "a ProcessJob cannot be scaled: end it" in result.output) == (1, True)
+
+
 def test_ls_shows_running_jobs_oldest_first(run: CliRunner, jobs: list[LocalEntry]) -> None:
     lines = run.invoke(app, ["ls"]).output.splitlines()
     assert lines[0].split() == ["ID", "KIND", "MESHES", "PID", "AGE", "DIRECTORY"]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from meshgate.errors import JobError, JobNotRunning, JobStartFailed
-from meshgate.jobs.kubernetes.display import choose_display, ready_message
+from meshgate.jobs.kubernetes.display import cannot_scale, choose_display, ready_message
 from meshgate.jobs.kubernetes.port_forward import ForwardFailed, open_forward
 from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread
@@ -21,7 +21,6 @@ from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, No
 from meshgate_kubernetes.jobs import lifecycle, scaling
 from meshgate_kubernetes.jobs.lifecycle import GatewayPod, ListedJob, RunningJob, find_gateway, gateway_gone_reason
 from meshgate_kubernetes.manifests.names import generate_job_name
-from meshgate_wire.status import JobStatus
 
 _USE_A_GATEWAY = ". To start jobs from a pod without these permissions, set MESHGATE_URL to a provisioning gateway"
 
@@ -103,23 +102,12 @@ class Cluster:
 
     def scale(self, job: RunningJob, mesh: str, hosts: int, timeout: float) -> RunningJob:
         """The job with ``hosts`` hosts in ``mesh``. Raises JobError and GatewayError."""
-        dialer = self.dialer(job)
+        ask = functools.partial(request_json, self.dialer(job))
         with choose_display(f"{job.namespace}/{job.name}") as display:
             try:
-                scaled = scaling.scale(
-                    self._api,
-                    job,
-                    mesh,
-                    hosts,
-                    display,
-                    timeout=timeout,
-                    require_unused=functools.partial(_require_unused, dialer),
-                    gateway_reads=lambda: request_json(dialer, "/v1/job", b""),
-                )
-            except (KubernetesError, _InUse) as error:
-                raise JobError(
-                    f"cannot scale mesh {mesh!r} of job {job.name!r} from {job.meshes[mesh]} to {hosts} hosts: {error}"
-                ) from error
+                scaled = scaling.scale(self._api, job, mesh, hosts, display, timeout=timeout, ask_gateway=ask)
+            except KubernetesError as error:
+                raise JobError(cannot_scale(job, mesh, hosts, error)) from error
             display.done(f"has {hosts} hosts in mesh {mesh!r}")
         return scaled
 
@@ -141,30 +129,6 @@ class Cluster:
             return WatchedUrlDialer(self._api, job.name, job.namespace, job.token, self._url)
         kind = PodDialer if self._inside else PortForwardDialer
         return kind(self._api, job.name, job.namespace, job.token)
-
-
-class _InUse(Exception):
-    """Processes run on hosts that would be removed, or it is not known whether they do."""
-
-
-def _require_unused(dialer: Dialer, hosts: Collection[str]) -> None:
-    status = JobStatus.model_validate(request_json(dialer, "/v1/status"))
-    if unknown := [each for each in status.sessions if each.problem]:
-        raise _InUse(
-            f"it is not known what runs on {', '.join(sorted(hosts))}: session {unknown[0].session[:8]}: "
-            f"{unknown[0].problem}. Nothing was changed; try again"
-        )
-    found = [
-        f"{procs.name!r} of session {session.name or session.session[:8]} ({', '.join(used)})"
-        for session in status.sessions
-        for procs in session.meshes
-        if (used := sorted(procs.hosts_in_use().intersection(hosts)))
-    ]
-    if found:
-        raise _InUse(
-            f"processes run on hosts that would be removed: {'; '.join(found)}. Nothing was changed. Stop them first "
-            "(procs.stop()), or end their session (`meshgate kill JOB --session NAME`)"
-        )
 
 
 @contextmanager

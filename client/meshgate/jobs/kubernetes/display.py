@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +19,9 @@ from meshgate.progress import Block, progress_mode
 from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.diagnosis import Stage
 from meshgate_kubernetes.status.readiness import MeshProgress, Progress
+
+if TYPE_CHECKING:
+    from meshgate_kubernetes.jobs.lifecycle import RunningJob
 
 _SHOWN_PROBLEMS = 8
 _REPEAT_INTERVAL = 10.0  # seconds
@@ -172,6 +175,11 @@ def duration_text(seconds: int) -> str:
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds / 60:g} min" if seconds < 3600 else f"{seconds / 3600:g} h"
+
+
+def cannot_scale(job: RunningJob, mesh: str, hosts: int, reason: object) -> str:
+    """The error of a change of the number of hosts."""
+    return f"cannot scale mesh {mesh!r} of job {job.name!r} from {job.meshes[mesh]} to {hosts} hosts: {reason}"
 
 
 def ready_message(meshes: Mapping[str, int], idle_timeout: int) -> str:

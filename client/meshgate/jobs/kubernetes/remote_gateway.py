@@ -6,11 +6,11 @@ operator's policy, and to which the driver's own token leads back to them: it pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 
 from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed, JobUnsupported
-from meshgate.jobs.kubernetes.display import choose_display, ready_message
+from meshgate.jobs.kubernetes.display import SilentDisplay, cannot_scale, choose_display, ready_message
 from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.jobs.kubernetes.tokens import find_token, token_is_renewed, token_to_dial
 from meshgate.session.dialing import Dialer, UrlDialer
@@ -27,6 +27,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     ObjectCreated,
     ProvisioningReply,
     RequestRejected,
+    ScaleJob,
     StartJob,
     parse_reply,
 )
@@ -58,17 +59,11 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         spec = request.spec(request.name or generate_job_name("meshgate"))
         replies = self._ask_with_retries(StartJob(job=spec, timeout=request.timeout))
         with choose_display(f"{spec.namespace}/{spec.name}") as display, closing(replies):
-            for reply in replies:
-                if isinstance(reply, ObjectCreated):
-                    display.created({"kind": reply.kind, "metadata": {"name": reply.name}})
-                elif isinstance(reply, JobProgress):
-                    display.progress(reply.progress)
-                elif isinstance(reply, JobUp):
-                    display.done(ready_message(reply.job.meshes, spec.idle_timeout))
-                    return reply.job
-                elif isinstance(reply, RequestRejected):
-                    raise JobStartFailed(f"{self._dialer}: {reply.reason}")
-        raise AssertionError("the last reply is one of these")
+            last = _show(replies, display)
+            if isinstance(last, RequestRejected):
+                raise JobStartFailed(f"{self._dialer}: {last.reason}")
+            display.done(ready_message(last.job.meshes, spec.idle_timeout))
+            return last.job
 
     def find_job(self, name: str | None, namespace: str) -> RunningJob:
         """The job of this gateway, or the job of this name if it is a provisioning gateway. Raises JobNotRunning."""
@@ -132,10 +127,20 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         return job.model_copy(update={"meshes": found.meshes}) if found.uid == job.uid else None
 
     def scale(self, job: RunningJob, mesh: str, hosts: int, timeout: float) -> RunningJob:
-        raise JobUnsupported(
-            f"{self._dialer} does not change the number of hosts of a mesh: scale() needs a kubeconfig, with the "
-            "permission to patch StatefulSets and ConfigMaps"
-        )
+        """The job with ``hosts`` hosts in ``mesh``. Raises JobError; JobUnsupported if the gateway creates no jobs."""
+        if not job.uid:
+            raise JobUnsupported(
+                f"{self._dialer} serves one job, and cannot change the number of hosts of its meshes: scale() needs a "
+                "provisioning gateway, or a kubeconfig with the permission to patch StatefulSets and ConfigMaps"
+            )
+        request = ScaleJob(name=job.name, namespace=job.namespace, mesh=mesh, hosts=hosts, timeout=timeout)
+        replies = self._ask_with_retries(request, timeout + END_TIMEOUT)
+        with choose_display(f"{job.namespace}/{job.name}") as display, closing(replies):
+            last = _show(replies, display)
+            if isinstance(last, RequestRejected):
+                raise JobError(cannot_scale(job, mesh, hosts, f"{self._dialer}: {last.reason}"))
+            display.done(f"has {hosts} hosts in mesh {mesh!r}")
+        return job.model_copy(update={"meshes": last.job.meshes})
 
     def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
         """Ends a job that the gateway started. A job whose own gateway this is keeps running."""
@@ -154,3 +159,15 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
             return self._dialer
         url = f"{self._url}/v1/jobs/{job.namespace}/{job.name}"
         return UrlDialer(url, job.token or self._token, renews_token=token_is_renewed)
+
+
+def _show(replies: Iterable[ProvisioningReply], display: SilentDisplay) -> JobUp | RequestRejected:
+    """Shows the progress that is reported. Returns the last reply."""
+    for reply in replies:
+        if isinstance(reply, ObjectCreated):
+            display.created({"kind": reply.kind, "metadata": {"name": reply.name}})
+        elif isinstance(reply, JobProgress):
+            display.progress(reply.progress)
+        elif isinstance(reply, (JobUp, RequestRejected)):
+            return reply
+    raise AssertionError("the last reply is one of these")

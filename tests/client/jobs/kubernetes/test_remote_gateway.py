@@ -33,15 +33,18 @@ from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 from meshgate_kubernetes.jobs.provisioning_messages import (
     FindJob,
     JobEnded,
+    JobProgress,
     JobsListed,
     JobUp,
     ListJobs,
     ObjectCreated,
     ProvisioningRequest,
     RequestRejected,
+    ScaleJob,
     StartJob,
     parse_request,
 )
+from meshgate_kubernetes.status.readiness import Progress
 from tests.client.proofs import proof_for, prove_handshake
 from tests.ports import closed_port
 
@@ -326,12 +329,33 @@ def test_a_redirect_is_not_followed() -> None:
     assert other.asked == []
 
 
-def test_the_numbers_of_hosts_are_the_present_ones_but_cannot_be_changed_through_a_gateway() -> None:
+def test_a_job_is_scaled_through_the_gateway_and_its_progress_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHGATE_PROGRESS", "plain")
+    grown = JOB.model_copy(update={"meshes": {"workers": 4}, "token": ""})
+    gateway = FakeGateway((JobProgress(progress=Progress(meshes=(), problems=())), JobUp(job=grown)))
+    with running(gateway) as remote:
+        assert remote.scale(JOB, "workers", 4, 60) == grown.model_copy(update={"token": JOB.token})
+    assert gateway.requests == [ScaleJob(name=JOB.name, namespace="team", mesh="workers", hosts=4, timeout=60)]
+    assert "has 4 hosts in mesh 'workers'" in capfd.readouterr().err
+
+
+def test_a_refused_change_of_the_number_of_hosts_says_which_and_why() -> None:
+    refused = RequestRejected(reason="5 pods exceed the limit of 4")
+    message = rf"cannot scale mesh 'workers' of job '{JOB.name}' from 1 to 5 hosts: the gateway at .*: 5 pods exceed"
+    with running(FakeGateway((refused,))) as remote, pytest.raises(JobError, match=message):
+        remote.scale(JOB, "workers", 5, 60)
+
+
+def test_the_numbers_of_hosts_are_the_present_ones_but_the_gateway_of_a_job_does_not_change_them() -> None:
     own = RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1})
     with running(FakeGateway(about={"workers": 3})) as remote:
         assert remote.refreshed(own) == own.model_copy(update={"meshes": {"workers": 3}})
         assert remote.refreshed(own.model_copy(update={"meshes": {"others": 1}})) is None
-        with pytest.raises(JobUnsupported, match=r"the gateway at .* does not change the number .* needs a kubeconfig"):
+        with pytest.raises(
+            JobUnsupported, match=r"the gateway at .* serves one job, .* scale\(\) needs a provisioning"
+        ):
             remote.scale(own, "workers", 2, 1)
     scaled = JOB.model_copy(update={"meshes": {"workers": 4}, "token": ""})
     with running(FakeGateway((JobUp(job=scaled),))) as remote:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, Rejected, Unreachable
+from meshgate_kubernetes.errors import Conflict, Forbidden, Rejected, Unreachable
 from meshgate_kubernetes.jobs import lifecycle, objects
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.jobs.scaling import scale
@@ -34,22 +34,24 @@ class Scaled:
         self.api, self.spec = api, spec or job()
         self.running = self.start(self.spec)
         self.reads: list[tuple[int, list[str]]] = []
-        self.asked: list[set[str]] = []
+        self.allowed: list[int] = []
 
     def start(self, spec: JobSpec) -> RunningJob:
         return lifecycle.start(cast("Api", self.api), spec, IgnoreProgress(), timeout=10)
 
-    def scale(
-        self, hosts: int, *, name: str = "workers", timeout: float = 10, **how: Callable[..., None]
-    ) -> RunningJob:
-        given: dict[str, Any] = {"require_unused": self._ask, "gateway_reads": self._read, **how}
+    def scale(self, hosts: int, *, name: str = "workers", timeout: float = 10, **how: Callable[..., Any]) -> RunningJob:
+        given: dict[str, Any] = {"ask_gateway": self.ask, "require_allowed": self._allow, **how}
         return scale(cast("Api", self.api), self.running, name, hosts, IgnoreProgress(), timeout=timeout, **given)
 
-    def _ask(self, hosts: Collection[str]) -> None:
-        self.asked.append(set(hosts))
+    def _allow(self, grown: JobSpec) -> None:
+        self.allowed.append(grown.meshes[0].replicas)
 
-    def _read(self) -> None:
-        self.reads.append((self.hosts, self.pods))
+    def ask(self, path: str, body: bytes | None) -> Any:
+        if (path, body) == ("/v1/job", b""):
+            self.reads.append((self.hosts, self.pods))
+            return {}
+        assert (path, body) == ("/v1/status", None)
+        return {"gateway_version": "0.1.0", "python": "3.11", "meshes": {}, "sessions": []}
 
     @property
     def hosts(self) -> int:
@@ -75,25 +77,25 @@ def test_a_mesh_grows_and_its_number_of_hosts_is_known_everywhere_once_they_are_
     assert lifecycle.find(api, "trainer", "team") == lifecycle.refreshed(api, scaled.running) == grown
     assert objects.read_spec(api, "trainer", "team")[0].meshes[0].replicas == 4
     assert lifecycle.list_jobs(api)[0].meshes == {"workers": 4}
-    assert scaled.asked == []
+    assert scaled.allowed == [4]
 
 
 def test_a_mesh_shrinks_by_its_last_hosts_which_no_longer_count_when_their_pods_end() -> None:
     scaled = Scaled(FakeApi())
     assert scaled.scale(1).meshes == {"workers": 1}
-    assert scaled.asked == [{"trainer-workers-1"}]
+    assert scaled.allowed == []  # hosts may always be given back
     assert scaled.reads == [(2, WORKERS), (1, WORKERS)]
     assert (scaled.hosts, scaled.pods) == (1, WORKERS[:1])
 
 
-def test_hosts_that_are_in_use_stay() -> None:
-    def in_use(hosts: Collection[str]) -> None:
-        raise KubernetesError(f"{hosts} are in use")
+def test_a_growth_that_is_not_allowed_changes_nothing() -> None:
+    def refuse(grown: JobSpec) -> None:
+        raise Rejected(f"{grown.meshes[0].replicas} are too many")
 
     scaled = Scaled(FakeApi())
-    with pytest.raises(KubernetesError, match="trainer-workers-1'} are in use"):
-        scaled.scale(1, require_unused=in_use)
-    assert (scaled.hosts, scaled.pods) == (2, WORKERS)
+    with pytest.raises(Rejected, match="3 are too many"):
+        scaled.scale(3, require_allowed=refuse)
+    assert (scaled.hosts, scaled.replicas, scaled.reads) == (2, 2, [])
 
 
 def test_hosts_that_do_not_become_ready_are_removed() -> None:
@@ -109,13 +111,13 @@ def test_an_interrupted_growth_is_taken_back() -> None:
     scaled = Scaled(FakeApi())
     reads: list[int] = []
 
-    def interrupted() -> None:
+    def interrupted(path: str, body: bytes | None) -> None:
         reads.append(scaled.hosts)
         if len(reads) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scaled.scale(3, gateway_reads=interrupted)
+        scaled.scale(3, ask_gateway=interrupted)
     assert (reads, scaled.hosts, scaled.replicas) == ([2, 3], 2, 2)
 
 
@@ -137,12 +139,12 @@ def test_the_failure_is_reported_even_if_the_growth_cannot_be_taken_back(caplog:
 
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_nothing_is_changed_if_the_gateway_cannot_read_the_number(hosts: int) -> None:
-    def fail() -> None:
+    def fail(path: str, body: bytes | None) -> None:
         raise ZeroDivisionError("an older gateway")
 
     scaled = Scaled(FakeApi())
     with pytest.raises(ZeroDivisionError):
-        scaled.scale(hosts, gateway_reads=fail)
+        scaled.scale(hosts, ask_gateway=fail)
     assert (scaled.hosts, scaled.replicas) == (2, 2)
 
 
@@ -196,7 +198,7 @@ def test_some_meshes_cannot_be_scaled(given: MeshSpec, message: str) -> None:
     running = RunningJob(name="trainer", namespace="team", uid="", token="", meshes={"workers": 2})
     unused: Any = None
     with pytest.raises(Rejected, match=message):
-        scale(api, running, "workers", 3, unused, timeout=1, require_unused=unused, gateway_reads=unused)
+        scale(api, running, "workers", 3, unused, timeout=1, ask_gateway=unused)
 
 
 def test_a_scaled_job_is_found_by_its_first_specification_and_by_its_present_one() -> None:
