@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 from meshgate import JobStartFailed, SlurmJob
 from tests.programs import ROOT
 from tests.slurm.actors import Trainer
-from tests.slurm.cluster import DEADLINE, queue, small_job
+from tests.slurm.cluster import DEADLINE, queue, run, small_job
 from tests.waiting import wait_for
 
 LATER = ["--begin=now+1hour"]
@@ -26,6 +27,16 @@ def test_what_slurm_refuses_is_reported_in_its_words(name: str, tmp_path: Path) 
     with pytest.raises(JobStartFailed, match=r"Slurm refused the job: .*[Ii]nvalid partition") as failed:
         small_job({"workers": 1}, name, tmp_path, partition="nonexistent").apply()
     assert "sbatch: error" in str(failed.value)
+
+
+def test_slurm_has_the_account_and_the_qos_of_the_job_on_a_cluster_without_slurmdbd(name: str, tmp_path: Path) -> None:
+    job = small_job({"workers": 1}, name, tmp_path, slurm_args=LATER, account="physics", qos="high")
+    job.apply()
+    try:
+        (found,) = json.loads(run("scontrol", "show", "job", str(job.job_id), "--json"))["jobs"]
+        assert (found["account"], found["qos"]) == ("physics", "high")
+    finally:
+        job.kill()
 
 
 @pytest.mark.parametrize("gateway_on", ["login", "node"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from meshgate import Compute, KubernetesJob
 from meshgate_gateway.provisioning.policy import (
     Policy,
     apply_policy,
@@ -19,6 +20,7 @@ from meshgate_kubernetes.jobs.lifecycle import ListedJob
 from meshgate_kubernetes.manifests.job_objects import statefulset_selector
 from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec, VolumeMount, WorkerSpec
 from tests.clusters.kubernetes.objects import found_mesh, job, mesh
+from tests.programs import ROOT
 
 POLICY = Policy(
     namespaces=("team*",),
@@ -211,6 +213,15 @@ def test_an_invalid_policy_file_is_reported_with_the_field(tmp_path: Path) -> No
         read_policy(path)
     path.write_text('{"gateway_image": "gateway:1", "namespaces": ["a"]}')
     assert read_policy(path).namespaces == ("a",)
+
+
+def test_the_example_policy_allows_the_program_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("MESHGATE_GATEWAY_IMAGE", "MESHGATE_WORKER_IMAGE"):
+        monkeypatch.delenv(variable, raising=False)
+    assert "KubernetesJob(compute=Compute(replicas=2)) as job" in (ROOT / "docs/kubernetes.md").read_text()
+    program = KubernetesJob(compute=Compute(replicas=2), namespace="training")
+    policy = read_policy(ROOT / "deploy/provisioning-gateway/example/policy.json")
+    assert violations(policy, program._request.spec("trainer")) == []
 
 
 def test_every_mesh_is_checked() -> None:
