@@ -158,6 +158,20 @@ _HOMES = {
     "meshgate_sync.errors": "LinkLeavesTree TreeError TreeTooLarge UnstableFile",  # job.sync() raises these
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+# Monarch's own where Monarch started the process for actors: what actors open, call and catch is Monarch's there. The
+# modules of the client would cost each process 0.2 s of processor time.
+_MONARCHS_IN_WORKERS = frozenset(
+    [
+        "Accumulator",
+        "ActorError",
+        "Channel",
+        "Port",
+        "PortReceiver",
+        "SupervisionError",
+        "get_or_spawn_controller",
+        "send",
+    ]
+)
 
 __all__ = [
     "Accumulator",
@@ -295,11 +309,10 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise _missing(name)
-    found = getattr(importlib.import_module(home), name)
-    if name in ("ActorError", "SupervisionError"):
-        api = importlib.import_module("meshgate.actors.api")
-        if api.in_worker_process():  # calls of other actors raise Monarch's
-            found = getattr(api, f"Monarch{name}")
+    if name in _MONARCHS_IN_WORKERS and (api := importlib.import_module("meshgate.actors.api")).in_worker_process():
+        found = api.monarchs(name)
+    else:
+        found = getattr(importlib.import_module(home), name)
     globals()[name] = found
     return found
 

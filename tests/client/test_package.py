@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_origin, get_type_hints
 
+import monarch.actor
 import pytest
 
 import meshgate
@@ -82,6 +83,7 @@ SERVER = (
     "meshgate_wire.session meshgate_wire.messages meshgate_kubernetes meshgate_slurm"
 )
 """What the server of a local job does not need."""
+IN_WORKER = "import meshgate.actors.api as api; api.in_worker_process = lambda: True; "
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,7 @@ SERVER = (
         ("import meshgate", "monarch kubernetes pydantic websockets cloudpickle rich typer torch asyncio"),
         ("from meshgate import ProcessJob", JOB),
         ("from meshgate import Actor, context, endpoint", "meshgate_wire meshgate.session pydantic websockets rich"),
+        (IN_WORKER + "import tests.end_to_end.actors", "meshgate_wire meshgate.session.session pydantic numpy"),
         ("import meshgate.cli.app", "monarch kubernetes pydantic websockets cloudpickle torch asyncio meshgate_wire"),
         ("import meshgate.proxies.client", "kubernetes"),
         ("import meshgate_gateway.gateway, meshgate_gateway.settings", SERVER),
@@ -122,11 +125,11 @@ finally:
     assert printed.splitlines()[-1] == "True False"
 
 
-@pytest.mark.parametrize("name", ["ActorError", "SupervisionError"])
-def test_an_actor_that_imports_an_error_catches_monarchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", sorted(meshgate._MONARCHS_IN_WORKERS))
+def test_an_actor_that_imports_a_name_gets_monarchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(vars(meshgate), name, raising=False)
     monkeypatch.setattr(api, "in_worker_process", lambda: True)
-    assert getattr(meshgate, name) is getattr(api, f"Monarch{name}")
+    assert getattr(meshgate, name) is getattr(monarch.actor, name, api.MonarchSupervisionError)
     monkeypatch.delitem(vars(meshgate), name)
     monkeypatch.setattr(api, "in_worker_process", lambda: False)
-    assert getattr(meshgate, name) is getattr(errors, name)
+    assert getattr(meshgate, name).__module__.startswith("meshgate.")

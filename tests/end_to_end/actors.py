@@ -13,8 +13,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from meshgate import (
     Accumulator,
     Actor,
@@ -97,6 +95,8 @@ class Worker(Actor):
 
     @endpoint
     def array(self, length: int) -> Any:
+        import numpy as np  # in few of the processes
+
         return np.arange(length, dtype=np.float32)
 
     @endpoint

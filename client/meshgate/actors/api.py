@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshgate.actors.standins import running_context
+from meshgate.monarch_classes import monarch_api
 
 if TYPE_CHECKING:
     from meshgate.actors.standins import (
@@ -120,6 +121,7 @@ __all__ = [
     "get_or_spawn_controller",
     "in_worker_process",
     "inside_actor",
+    "monarchs",
     "monarchs_returns_future",
     "span",
     "this_host",
@@ -140,6 +142,11 @@ def in_worker_process() -> bool:
     """Whether Monarch started this process for actors."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name == "monarch._src.actor.bootstrap_main"
+
+
+def monarchs(name: str) -> Any:
+    """Monarch's object called ``name``, in a process that has Monarch."""
+    return MonarchSupervisionError if name == "SupervisionError" else monarch_api()[name]
 
 
 def local_client() -> Any:
