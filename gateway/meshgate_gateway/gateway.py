@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import async_timeout
+from pydantic import SecretStr
 
 from meshgate_gateway.hosts.local import LocalHosts
 from meshgate_gateway.hosts.provider import CombinedHosts, HostProvider, StaticHosts
-from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
+from meshgate_gateway.http.auth import Authenticator, GatewaysAuthenticator, TokenAuthenticator
+from meshgate_gateway.http.forwarding import Address, Forwarder
 from meshgate_gateway.http.routes import Routes
 from meshgate_gateway.http.server import LocalSocket, Server, listen
 from meshgate_gateway.logs import EventLog
@@ -31,9 +33,9 @@ from meshgate_gateway.runs import service as runs
 from meshgate_gateway.sessions.engine_processes import ENGINE_KEY, EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_manager import EndedSessions, SessionManager
 from meshgate_gateway.sessions.session_table import Sessions
-from meshgate_gateway.settings import Settings
+from meshgate_gateway.settings import OF_JOB, Settings
 from meshgate_gateway.supervisor.link import SupervisorLink
-from meshgate_wire.proof import gateway_name
+from meshgate_wire.proof import engines_key, gateway_name
 
 if TYPE_CHECKING:
     from meshgate_gateway.hosts.slurm import SlurmHosts
@@ -105,20 +107,17 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands,
     """Serves until shutdown; returns when everything it started is gone."""
     supervisor.watch()
     requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
+    if settings.forward_to is not None:
+        await _serve_forwarding(settings, listener, supervisor, requested)
+        return
     if settings.slurm_job is not None:
         _watch_signals(requested)  # already now: a job that sbatch is submitting must be known before it is cancelled
     parts = await _assemble(settings, listener, commands, supervisor)
     if settings.slurm_job is None:
         _watch_signals(requested)
     accepting = [asyncio.create_task(server.serve()) for server in parts.servers]
-    url = _url(listener)
-    supervisor.serving()
-    announced = True
-    if supervisor.predecessor is None:
-        announced = _announce(settings.announce_fd, url, supervisor.supervisor_pid, parts.local, parts.slurm)
-    else:
-        log.warning("the server was replaced", predecessor=supervisor.predecessor)
-    log.info("serving", url=url, pid=os.getpid(), meshes=parts.hosts.meshes())
+    announced = _announce(settings, listener, supervisor, parts.local, parts.slurm)
+    log.info("serving", url=_url(listener), pid=os.getpid(), meshes=parts.hosts.meshes())
 
     shutdown = Shutdown(NOT_AWAITED)
     if announced:
@@ -131,6 +130,44 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands,
         await parts.cluster.delete()
     await _close(parts, parts.routes.draining)
     log.info("shut down", reason=shutdown.reason)
+
+
+async def _serve_forwarding(
+    settings: Settings, listener: socket.socket, supervisor: SupervisorLink, requested: asyncio.Future[Shutdown]
+) -> None:
+    """Serves without sessions, in front of the engines."""
+    _watch_signals(requested)
+    forwarder, name = await _forwarder(settings)
+    server = Server([listener], forwarder.respond, name=name)
+    accepting = asyncio.create_task(server.serve())
+    announced = _announce(settings, listener, supervisor)
+    log.info("serving", url=_url(listener), pid=os.getpid(), forwards_to=settings.forward_to)
+    if announced and settings.lifetime_fd is not None and DETACHED not in supervisor.kept:
+        _watch_lifetime(settings.lifetime_fd, requested, lambda: supervisor.keep(DETACHED, {}))
+    shutdown = await requested if announced else Shutdown(NOT_AWAITED)
+    log.info("shutting down", reason=shutdown.reason)
+    accepting.cancel()
+    await server.close()  # connections that are forwarded end with the event loop: their clients dial another gateway
+
+
+async def _forwarder(settings: Settings) -> tuple[Forwarder, str]:
+    """With the name of the gateway in proofs, which is that of the engines' server: clients see one gateway."""
+    token = settings.read_token()
+    key = engines_key(token.get_secret_value())
+    authenticator = TokenAuthenticator(token)
+    if settings.forward_to == OF_JOB:
+        assert settings.kubernetes_job is not None
+        from meshgate_gateway.in_cluster import EnginesOfJob  # noqa: PLC0415  (as for other gateways of a cluster)
+
+        engines = await asyncio.to_thread(EnginesOfJob.of_this_namespace, settings.kubernetes_job)
+        of_cluster = engines.authenticator(authenticator)
+        return Forwarder(of_cluster, SecretStr(key), engines.find, engines.name), gateway_name(key)
+    address = settings.forwarding_address()
+
+    async def find() -> Address:
+        return address
+
+    return Forwarder(authenticator, SecretStr(key), find, {}), gateway_name(key)
 
 
 async def _assemble(
@@ -264,6 +301,8 @@ async def _provisioner(settings: Settings) -> Provisioner | SlurmProvisioner | N
 
 
 def _authenticator(settings: Settings, cluster: ClusterJob | None) -> Authenticator:
+    if settings.behind_gateways:
+        return GatewaysAuthenticator(settings.read_token())
     token = TokenAuthenticator(settings.read_token())
     return token if cluster is None else cluster.authenticator(token)
 
@@ -366,13 +405,25 @@ def _url(listener: socket.socket) -> str:
     return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
 
-def _announce(descriptor: int | None, url: str, pid: int, local: LocalSocket | None, slurm: SlurmJob | None) -> bool:
-    """Returns whether the program that started this gateway still waits for it."""
-    facts: dict[str, object] = {"url": url, "pid": pid, **({"socket": local.path} if local else {})}
+def _announce(
+    settings: Settings,
+    listener: socket.socket,
+    supervisor: SupervisorLink,
+    local: LocalSocket | None = None,
+    slurm: SlurmJob | None = None,
+) -> bool:
+    """Says that this server serves. Returns whether the program that started this gateway still waits for it."""
+    supervisor.serving()
+    if supervisor.predecessor is not None:
+        log.warning("the server was replaced", predecessor=supervisor.predecessor)
+        return True
+    facts: dict[str, object] = {"url": _url(listener), "pid": supervisor.supervisor_pid}
+    if local is not None:
+        facts["socket"] = local.path
     if slurm is not None:
         facts |= {"job_id": slurm.job_id, "log_dir": slurm.log_dir}
     try:
-        _write_line(descriptor, facts)
+        _write_line(settings.announce_fd, facts)
     except BrokenPipeError:
         return False
     return True

@@ -13,6 +13,7 @@ import async_timeout
 from meshgate_gateway.hosts.kubernetes import KubernetesHosts
 from meshgate_gateway.hosts.provider import HostsUnavailable
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
+from meshgate_gateway.http.forwarding import Address, EnginesUnavailable
 from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.policy import read_policy
@@ -20,6 +21,7 @@ from meshgate_gateway.provisioning.service import Provisioner
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.jobs.lifecycle import GatewayPod, find_engines
 from meshgate_kubernetes.jobs.objects import read_parent, read_spec
 from meshgate_kubernetes.manifests.job_objects import asked_spec
 from meshgate_kubernetes.manifests.names import Names
@@ -121,3 +123,39 @@ class ClusterJob:
     def _delete(self) -> None:
         parent = Names(self._spec.name).parent
         self._api.delete("ConfigMap", parent, self._spec.namespace, propagation="Foreground", uid=self._uid)
+
+
+class EnginesOfJob:
+    """Where the engines of a Kubernetes job are, for the gateways in front of them."""
+
+    def __init__(self, api: Api, job: str, namespace: str) -> None:
+        self._api, self._job, self._namespace = api, job, namespace
+        self._last: GatewayPod | None = None
+
+    @classmethod
+    def of_this_namespace(cls, job: str) -> EnginesOfJob:
+        """Raises KubernetesError outside a cluster."""
+        api = Api.in_cluster()
+        return cls(api, job, api.namespace)
+
+    @property
+    def name(self) -> Mapping[str, str]:
+        """What identifies the job in the audit log."""
+        return {"job": self._job, "namespace": self._namespace}
+
+    def authenticator(self, token: TokenAuthenticator) -> Authenticator:
+        return KubernetesAuthenticator(token, KubernetesUsers(self._api), self._namespace)
+
+    async def find(self) -> Address:
+        """Raises EnginesUnavailable. While the API server does not answer, the engines are where they were."""
+        try:
+            pod = await asyncio.to_thread(find_engines, self._api, self._job, self._namespace)
+        except KubernetesError as error:
+            if self._last is None:
+                raise EnginesUnavailable(f"this gateway cannot look for the engines of its job: {error}") from error
+            log.warning("cannot look for the engines' pod, so its last address is used", reason=str(error))
+            pod = self._last
+        if pod is None:
+            raise EnginesUnavailable(f"the pod with the engines of job {self._job!r} is not ready")
+        self._last = pod
+        return pod.host, pod.port

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode, SettingsConfigDict, SettingsError
@@ -19,6 +20,11 @@ PROGRAM = "meshgate_gateway"
 MESH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 MAX_LOCAL_HOSTS = 1024
 MIN_TOKEN_LENGTH = 16
+OF_JOB = "job"  # of --forward-to
+_NOT_FORWARDING = (
+    *("mesh", "local_mesh", "local_socket", "metrics_port", "behind_gateways"),
+    *("slurm_job", "slurm_policy", "provision_policy"),
+)
 
 
 class StaticMesh(BaseModel):
@@ -120,6 +126,15 @@ class Settings(BaseSettings):
     slurm_policy: Path | None = Field(
         None, description="on a login node of Slurm: a policy file (JSON); enables submitting jobs for other callers"
     )
+    forward_to: str | None = Field(
+        None,
+        description="have no sessions: authenticate connections, and forward them to the gateway with "
+        "--behind-gateways at HOST:PORT; job: to the pod with the engines of --kubernetes-job",
+    )
+    behind_gateways: bool = Field(
+        False,
+        description="accept only what gateways with --forward-to forward; the token is the key made of their token",
+    )
     lease: float = Field(
         14400,
         gt=0,
@@ -169,8 +184,30 @@ class Settings(BaseSettings):
             raise ValueError(f"mesh {min(clash)} is given by both --mesh and --local-mesh: rename one")
         if self.slurm_policy is not None and (self.provision_policy is not None or self.slurm_job is not None):
             raise ValueError("--slurm-policy cannot be combined with --provision-policy or --slurm-job")
+        if self.forward_to is not None:
+            self._check_forwarding()
         self.read_token()
         return self
+
+    def _check_forwarding(self) -> None:
+        if self.forward_to != OF_JOB:
+            self.forwarding_address()
+        elif self.kubernetes_job is None:
+            raise ValueError("--forward-to job needs --kubernetes-job, whose engines it looks for")
+        for name in _NOT_FORWARDING:
+            if getattr(self, name):
+                raise ValueError(f"--forward-to cannot be combined with --{name.replace('_', '-')}: it has no sessions")
+
+    def forwarding_address(self) -> tuple[str, int]:
+        """That of ``--forward-to``. Raises ValueError."""
+        try:
+            parts = urlsplit(f"//{self.forward_to}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or not port:
+            raise ValueError(f"--forward-to {self.forward_to!r} is neither HOST:PORT nor {OF_JOB}")
+        return host, port
 
     def read_token(self) -> SecretStr:
         """The token from MESHGATE_TOKEN or the token file. Raises ValueError if it is missing or invalid."""

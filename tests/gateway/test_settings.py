@@ -56,6 +56,11 @@ def test_meshes_may_be_given_in_one_flag_or_several() -> None:
     assert local == tuple(LocalMesh(name=name, count=count) for name, count in (("a", 1), ("b", 2), ("c", 3)))
 
 
+@pytest.mark.parametrize(("given", "address"), [("10.0.0.1:8650", ("10.0.0.1", 8650)), ("[::1]:80", ("::1", 80))])
+def test_a_gateway_forwards_to_an_address(given: str, address: tuple[str, int]) -> None:
+    assert load_settings(["--forward-to", given]).forwarding_address() == address
+
+
 def test_help_describes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         load_settings(["--help"])
@@ -83,6 +88,10 @@ def test_help_describes_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
         (["--local-mesh", "workers=2,workers=3"], "--local-mesh: mesh workers is given twice"),
         (["--mesh", "workers=host"], "--mesh: an address of mesh workers has no scheme"),
         (["--mesh", "a=ipc://x", "--local-mesh", "a=1"], "mesh a is given by both --mesh and --local-mesh: rename one"),
+        (["--forward-to", "host"], "--forward-to 'host' is neither HOST:PORT nor job"),
+        (["--forward-to", "[::1:8"], "--forward-to '[::1:8' is neither HOST:PORT nor job"),
+        (["--forward-to", "job"], "--forward-to job needs --kubernetes-job"),
+        (["--forward-to", "a:1", "--local-mesh", "a=1"], "--forward-to cannot be combined with --local-mesh"),
         (["--token", "x" * 20], "--token: every user of this machine could read it: set MESHGATE_TOKEN"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshgate_wire.proof import Prover, gateway_name, new_nonce
+from meshgate_wire.proof import Prover, engines_key, gateway_name, new_nonce
 
 NONCE = new_nonce()
 
@@ -49,3 +49,9 @@ def test_a_request_without_a_valid_nonce_gets_no_proof(nonce: str | None) -> Non
 def test_the_name_of_a_gateway_is_that_of_its_token_and_too_short_to_test_guesses() -> None:
     assert gateway_name("the token") == gateway_name("the token") != gateway_name("another token")
     assert len(gateway_name("the token")) == 3
+
+
+def test_the_key_of_the_engines_follows_from_the_token_but_not_the_token_from_it() -> None:
+    assert engines_key("the token") == engines_key("the token")
+    assert engines_key("the token") not in (engines_key("another"), "the token")
+    assert gateway_name(engines_key("the token")) != gateway_name("the token")

@@ -33,6 +33,12 @@ def gateway_name(token: str) -> str:
     return hashlib.sha256(b"meshgate gateway " + _encoded(token)).hexdigest()[:_NAME_DIGITS]
 
 
+def engines_key(token: str) -> str:
+    """What the server beside the engines accepts from the gateways of the job with this token. User code that reads it
+    there can open sessions of the job inside the cluster, but does not learn the token, which does so from anywhere."""
+    return hmac.new(_encoded(token), b"meshgate engines", hashlib.sha256).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Prover:
     """Makes and checks the proofs of one request's response. ``key`` serves that request alone."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +29,7 @@ from meshgate_kubernetes.manifests.job_objects import (
     monarch_mesh_name,
     statefulset_selector,
 )
-from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, JOB_LABEL, Names
+from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, ENGINES, FORWARDER, GATEWAY, JOB_LABEL, Names
 from meshgate_kubernetes.manifests.pods import GATEWAY_PORT
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status.discovery import container_id, is_ready, pods_by_rank, termination_reason
@@ -364,17 +365,42 @@ class GatewayPod:
     uid: str
     container: str
     port: int = GATEWAY_PORT
+    engines: GatewayPod | None = None
+    """The pod that it forwards to; None if its engines are in the pod itself."""
 
 
 def find_gateway(api: Api, job: str, namespace: str) -> GatewayPod | None:
-    """The gateway of the job if it is ready; the newest if an old one is still being deleted."""
-    pods, _ = api.list_objects("Pod", namespace, f"{JOB_LABEL}={job},{COMPONENT_LABEL}=gateway")
-    ready = [pod for pod in pods if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]]
-    if not ready:
-        return None
-    pod = max(ready, key=lambda each: str(each["metadata"]["creationTimestamp"]))
-    ip = pod["status"]["podIP"]
-    return GatewayPod(pod["metadata"]["name"], ip, pod["metadata"]["uid"], container_id(pod, GATEWAY_PORT))
+    """The gateway of the job if it is ready; the newest if an old one is still being deleted. Any of several that
+    forward, if the pod of the engines is ready too: a lost node's gateway looks ready for a while."""
+    ready = _ready_gateways(api, job, namespace)
+    if FORWARDER not in ready:
+        return _newest(ready.get(GATEWAY, ()))
+    engines = _newest(ready.get(ENGINES, ()))
+    return None if engines is None else replace(_gateway_pod(random.choice(ready[FORWARDER])), engines=engines)
+
+
+def find_engines(api: Api, job: str, namespace: str) -> GatewayPod | None:
+    """The engines' pod of a job whose gateways forward, if it is ready."""
+    return _newest(_ready_gateways(api, job, namespace).get(ENGINES, ()))
+
+
+def _ready_gateways(api: Api, job: str, namespace: str) -> dict[str, list[Object]]:
+    """The pods of the job's gateway by component."""
+    found: dict[str, list[Object]] = {}
+    for pod in api.list_objects("Pod", namespace, Names(job).gateway_selector())[0]:
+        if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
+            found.setdefault(pod["metadata"]["labels"].get(COMPONENT_LABEL, ""), []).append(pod)
+    return found
+
+
+def _newest(pods: Sequence[Object]) -> GatewayPod | None:
+    newest = max(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]), default=None)
+    return None if newest is None else _gateway_pod(newest)
+
+
+def _gateway_pod(pod: Object) -> GatewayPod:
+    metadata = pod["metadata"]
+    return GatewayPod(metadata["name"], pod["status"]["podIP"], metadata["uid"], container_id(pod, GATEWAY_PORT))
 
 
 def gateway_gone_reason(api: Api, job: str, namespace: str, known: GatewayPod | None) -> str | None:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 JOB_LABEL = "meshgate.dev/job"
 MESH_LABEL = "meshgate.dev/mesh"
 COMPONENT_LABEL = "app.kubernetes.io/component"
+# The components of a job beside its workers: a gateway with engines, or those that forward and the engines' pod.
+GATEWAY, FORWARDER, ENGINES = "gateway", "forwarder", "engines"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -104,8 +106,12 @@ class Names:
 
     @property
     def gateway(self) -> str:
-        """The gateway's ServiceAccount, Role, RoleBinding, Deployment, Service and NetworkPolicy."""
+        """The gateway's ServiceAccount, Role, RoleBinding and Service."""
         return f"{self.job}-gateway"
+
+    def deployment(self, component: str) -> str:
+        """The Deployment, NetworkPolicy and PodDisruptionBudget of a component of the gateway."""
+        return f"{self.job}-engines" if component == ENGINES else self.gateway
 
     @property
     def workers(self) -> str:
@@ -128,6 +134,10 @@ class Names:
     def selector(self) -> str:
         """The label selector that finds every object of the job."""
         return f"{JOB_LABEL}={self.job}"
+
+    def gateway_selector(self) -> str:
+        """The label selector of the pods of the job except its workers."""
+        return f"{self.selector()},!{MESH_LABEL}"
 
 
 # Label selectors in the syntax of ``kubectl -l``, and as objects. Pure.

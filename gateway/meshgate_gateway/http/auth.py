@@ -11,14 +11,14 @@ import hmac
 import re
 import socket
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Literal, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 from pydantic import SecretStr
 
-from meshgate_gateway.http.messages import CALLER_HEADER, PROOF_KEY_HEADER, Request, Response
+from meshgate_gateway.http.messages import CALLER_HEADER, IDENTITY_HEADER, PROOF_KEY_HEADER, Request, Response
 from meshgate_gateway.logs import EventLog
 from meshgate_wire.proof import NONCE_HEADER, Prover
 
@@ -129,6 +129,20 @@ class TokenAuthenticator:
         return Identity(JOB_IDENTITY, unquote(request.header(CALLER_HEADER) or ""))
 
 
+class GatewaysAuthenticator:
+    """Accepts the gateways in front of the engines by their key, and the callers that they have identified."""
+
+    def __init__(self, key: SecretStr) -> None:
+        self._key = TokenAuthenticator(key)
+
+    async def authenticate(self, request: Request) -> Identity | Denied:
+        result = await self._key.authenticate(request)
+        name = unquote(request.header(IDENTITY_HEADER) or "")
+        if isinstance(result, Identity) and name:
+            return replace(result, name=name)
+        return Denied("this server accepts only what a gateway of its job forwards: connect to the gateway")
+
+
 def bearer_token(request: Request) -> str | None:
     """The token of ``Authorization: Bearer``; None if absent."""
     scheme, _, token = (request.header("Authorization") or "").partition(" ")
@@ -144,10 +158,13 @@ def prover_of(request: Request) -> Prover | None:
     return Prover.of_request(request.header(NONCE_HEADER), bearer_token(request))
 
 
-def credentials_for(request: Request, caller: str, token: SecretStr) -> dict[str, str]:
+def credentials_for(request: Request, caller: str, token: SecretStr, *, identity: str = "") -> dict[str, str]:
     """The headers with which a provisioning gateway forwards the ``request`` of ``caller`` to the gateway of the job
-    with this ``token``. The response is proven to the caller by what the caller itself presented."""
+    with this ``token``, or that gateway the request of an ``identity`` to its engines, whose key is then the ``token``.
+    The response is proven to the caller by what the caller itself presented."""
     headers = headers_for(caller, token.get_secret_value())
+    if identity:
+        headers[IDENTITY_HEADER] = quote(identity, safe=":@/")
     prover = prover_of(request)
     return headers if prover is None else headers | {PROOF_KEY_HEADER: prover.key}
 

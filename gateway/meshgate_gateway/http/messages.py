@@ -31,9 +31,11 @@ CALLER_HEADER = "Meshgate-Caller"
 """For whom a provisioning gateway forwards a request, percent-encoded. Counts only beside the job's token."""
 PROOF_KEY_HEADER = "Meshgate-Proof-Key"
 """What proves the response to that caller, who has not presented the job's token and does not know it."""
+IDENTITY_HEADER = "Meshgate-Identity"
+"""Which identity the gateway of a job has confirmed, percent-encoded. Counts only beside the key of the engines."""
 CREDENTIALS = tuple(
     f"{name}:".lower().encode()
-    for name in ("Authorization", "Proxy-Authorization", "Cookie", CALLER_HEADER, PROOF_KEY_HEADER)
+    for name in ("Authorization", "Proxy-Authorization", "Cookie", CALLER_HEADER, PROOF_KEY_HEADER, IDENTITY_HEADER)
 )
 
 

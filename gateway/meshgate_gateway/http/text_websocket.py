@@ -1,4 +1,4 @@
-"""What an accepted socket becomes besides a session: a websocket of text messages, or a proxy to another server.
+"""What an accepted socket becomes besides a session: a websocket of text messages.
 
 Only the provisioning service uses it, for a few small messages per job. The websockets of sessions belong to the
 engines.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -20,7 +20,6 @@ from websockets.http11 import Request as Handshake
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from meshgate_gateway.http.messages import Request
 from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
 
 T = TypeVar("T")
@@ -28,7 +27,6 @@ MAX_MESSAGE = 1 << 20
 SEND_TIMEOUT = 10.0
 LINGER = 2.0
 _READ_SIZE = 1 << 17
-CONNECT_TIMEOUT = 5.0
 
 
 class TextWebSocket:
@@ -128,54 +126,3 @@ class TextWebSocket:
 async def _drain(source: socket.socket) -> None:
     while await asyncio.get_running_loop().sock_recv(source, _READ_SIZE):
         continue
-
-
-async def proxy_bytes(
-    connection: socket.socket, request: Request, path: str, host: str, port: int, credentials: Mapping[str, str]
-) -> None:
-    """Sends ``request``, with ``path`` and ``credentials`` in place of its own, to ``host``; then copies bytes both
-    ways until one side ends. Owns ``connection``."""
-    upstream = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    upstream.setblocking(False)
-    upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with connection, upstream, suppress(OSError, asyncio.TimeoutError):
-        async with async_timeout.timeout(CONNECT_TIMEOUT):
-            await asyncio.get_running_loop().sock_connect(upstream, (host, port))
-        await forward_bytes(connection, request, path, upstream, credentials)
-
-
-async def forward_bytes(
-    connection: socket.socket, request: Request, path: str, upstream: socket.socket, credentials: Mapping[str, str]
-) -> None:
-    """As ``proxy_bytes``, to a server that ``upstream`` is connected to. Owns both sockets."""
-    with connection, upstream, suppress(OSError):
-        connection.setblocking(False)
-        head = _head(request, path, credentials)
-        await asyncio.get_running_loop().sock_sendall(upstream, head + request.body)
-        directions = ((connection, upstream), (upstream, connection))
-        copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
-        try:
-            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(copying, timeout=LINGER)
-        finally:
-            for task in copying:
-                task.cancel()
-            await asyncio.gather(*copying, return_exceptions=True)
-
-
-async def _copy(source: socket.socket, target: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    with suppress(OSError):
-        while data := await loop.sock_recv(source, _READ_SIZE):
-            await loop.sock_sendall(target, data)
-        target.shutdown(socket.SHUT_WR)
-
-
-def _head(request: Request, path: str, credentials: Mapping[str, str]) -> bytes:
-    """The request head for ``path``, which has no query, with ``credentials``; ``Request.head`` has none."""
-    first, _, rest = request.head.partition(b"\r\n")
-    method, asked, version = first.split(b" ", 2)
-    if query := asked.partition(b"?")[2]:
-        path = f"{path}?{query.decode('latin-1')}"
-    added = "".join(f"{name}: {value}\r\n" for name, value in credentials.items()).encode("latin-1")
-    return b" ".join((method, path.encode("latin-1"), version)) + b"\r\n" + added + rest

@@ -31,8 +31,8 @@ from meshgate_gateway.http.auth import (
     credentials_for,
     origin_of,
 )
+from meshgate_gateway.http.forwarding import proxy_bytes
 from meshgate_gateway.http.messages import Request, Response
-from meshgate_gateway.http.text_websocket import proxy_bytes
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.access import USE, Access, Caller, owner_name
 from meshgate_gateway.provisioning.refusals import at_limit, busy

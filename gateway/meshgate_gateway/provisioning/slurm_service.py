@@ -36,8 +36,9 @@ from meshgate_gateway.http.auth import (
     digest_of,
     origin_of,
 )
+from meshgate_gateway.http.forwarding import forward_bytes
 from meshgate_gateway.http.messages import Request, Response
-from meshgate_gateway.http.text_websocket import TextWebSocket, forward_bytes
+from meshgate_gateway.http.text_websocket import TextWebSocket
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.refusals import at_limit, busy, job_not_allowed

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from meshgate_gateway.http.auth import (
     Denied,
+    GatewaysAuthenticator,
     Identity,
     TokenAuthenticator,
     bearer_token,
@@ -130,3 +131,25 @@ def test_a_peer_on_a_unix_socket_is_this_machine() -> None:
     one, other = socket.socketpair()
     with one, other:
         assert origin_of(parsed, one).address == "this machine"
+
+
+def behind_gateways(**headers: str) -> Identity | Denied:
+    return asyncio.run(GatewaysAuthenticator(SecretStr(TOKEN)).authenticate(asking(**headers)))
+
+
+@pytest.mark.parametrize("identity", [Identity("job", "alice"), Identity("kubernetes:Zoë @x")])
+def test_a_gateway_in_front_of_the_engines_passes_on_who_the_caller_is(identity: Identity) -> None:
+    asked = asking(Authorization="Bearer theirs", Meshgate_Identity="kubernetes:bob")
+    given = credentials_for(asked, identity.end_user, SecretStr(TOKEN), identity=identity.name)
+    assert behind_gateways(**given) == identity
+    assert asked.head == b"GET / HTTP/1.1\r\n\r\n"
+
+
+def test_no_caller_gets_to_the_engines_without_the_key_and_an_identity() -> None:
+    for headers in ({"Authorization": f"Bearer {TOKEN}"}, {"Authorization": "Bearer x", "Meshgate_Identity": "job"}):
+        denied = behind_gateways(**headers)
+        assert isinstance(denied, Denied)
+        assert denied.status is HTTPStatus.UNAUTHORIZED
+    job_token = {"Authorization": f"Bearer {TOKEN}", "Meshgate_Identity": "kubernetes:bob"}
+    found = asyncio.run(TokenAuthenticator(SecretStr(TOKEN)).authenticate(asking(**job_token)))
+    assert found == Identity("job")
