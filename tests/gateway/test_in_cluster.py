@@ -13,13 +13,15 @@ from pydantic import SecretStr
 from meshgate_gateway import in_cluster
 from meshgate_gateway.hosts.provider import HostsUnavailable
 from meshgate_gateway.http.auth import Identity, TokenAuthenticator
+from meshgate_gateway.http.forwarding import EnginesUnavailable
 from meshgate_gateway.http.messages import HeadParser, Request
-from meshgate_gateway.in_cluster import ClusterJob, create_provisioner
+from meshgate_gateway.in_cluster import ClusterJob, EnginesOfJob, create_provisioner
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import NoCluster, NotFound
+from meshgate_kubernetes.errors import NoCluster, NotFound, Unreachable
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.job_objects import sizes_data
+from meshgate_kubernetes.manifests.spec import GatewaySpec
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import job
 from tests.gateway.unsupervised import Unsupervised
@@ -141,3 +143,37 @@ def test_the_numbers_of_hosts_of_a_scaled_job_are_read_and_kept_for_a_further_se
     further = cluster_job(FakeApi(), supervisor)
     assert further._spec.meshes[0].replicas == 1
     assert further.facts() == {"created_with": {"workers": 2}}
+
+
+def test_engines_are_found_by_their_pod_and_where_they_were_while_the_api_server_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeApi()
+    api, spec = cast("Api", fake), job(gateway=GatewaySpec(replicas=2))
+    engines = EnginesOfJob(api, "trainer", "team")
+    with pytest.raises(EnginesUnavailable, match="the pod with the engines of job 'trainer' is not ready"):
+        asyncio.run(engines.find())
+    objects.create_owned(api, spec, objects.create_parent(api, spec), IgnoreProgress())
+
+    def away(*_: object) -> None:
+        raise Unreachable("the API server does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fake, "list_objects", away)
+        with pytest.raises(EnginesUnavailable, match="cannot look for the engines of its job: the API server does not"):
+            asyncio.run(engines.find())
+    assert asyncio.run(engines.find()) == ("10.0.0.1", 8650)
+    monkeypatch.setattr(fake, "list_objects", away)
+    assert asyncio.run(engines.find()) == ("10.0.0.1", 8650)
+
+
+def test_a_gateway_in_front_of_the_engines_accepts_the_identities_that_others_do(
+    cluster: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.users = {"alices": {"username": "alice"}}
+    cluster.permissions = {("alice", "create", "pods/exec")}
+    monkeypatch.setattr(Api, "in_cluster", lambda: cluster)
+    engines = EnginesOfJob.of_this_namespace("trainer")
+    assert engines.name == {"job": "trainer", "namespace": "gateways"}
+    authenticator = engines.authenticator(TokenAuthenticator(SecretStr(TOKEN)))
+    assert asyncio.run(authenticator.authenticate(request("alices"))) == Identity("kubernetes:alice")

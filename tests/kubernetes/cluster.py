@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy"
+KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy,poddisruptionbudget"
 
 
 class Kubectl:

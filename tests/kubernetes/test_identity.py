@@ -16,10 +16,11 @@ from tests.kubernetes.cluster import Kubectl
 from tests.kubernetes.network import local_port
 
 
-@pytest.fixture(scope="module")
-def gateway(namespace: str, kubectl: Kubectl) -> Iterator[int]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one pod", "gateways that forward"])
+def gateway(request: pytest.FixtureRequest, namespace: str, kubectl: Kubectl) -> Iterator[int]:
     """The local port of a job's gateway."""
-    with KubernetesJob(compute=Compute(), name="guarded", namespace=namespace) as job:
+    replicas = Compute(replicas=request.param)
+    with KubernetesJob(compute=Compute(), gateway=replicas, name="guarded", namespace=namespace) as job:
         job.apply()
         with local_port(kubectl, "service/guarded-gateway") as port:
             yield port
@@ -60,6 +61,11 @@ def test_an_identity_that_may_exec_into_pods_gets_a_session(
         with Client.connect(UrlDialer(f"ws://127.0.0.1:{gateway}", account)) as client:
             trainers = client.attach_hosts("workers", 1).spawn_procs().spawn("trainers", Trainer)
             assert trainers.pod.call_one().get(timeout=60) == "guarded-workers-0"
+        gateways = ("-l", "meshgate.dev/job=guarded,!meshgate.dev/mesh", "--tail=-1")
+        events = [json.loads(line) for line in kubectl("logs", *gateways).splitlines()]
+        started = [event for event in events if event["event"] == "audit" and event["action"] == "session"]
+        someone = f"kubernetes:system:serviceaccount:{namespace}:someone"
+        assert [(event["outcome"], event["caller"]) for event in started] == [("allowed", someone)]
     finally:
         kubectl("delete", "role/runner", "rolebinding/runner")
 

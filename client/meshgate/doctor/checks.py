@@ -176,7 +176,9 @@ def _rehearsed(spec: JobSpec) -> Iterator[tuple[str, Object, int]]:
     for obj in objects:
         if obj["kind"] not in ("RoleBinding", *OPTIONAL_KINDS):
             yield f"{obj['kind'].lower()} {obj['metadata']['name']}", obj, 1
-    yield _pod("replicaset", spec, Names(spec.name).gateway, gateway_template(spec), 1)
+    for component, replicas in spec.gateway_pods.items():
+        name = Names(spec.name).deployment(component)
+        yield _pod("replicaset", spec, name, gateway_template(spec, component), replicas)
     for mesh in spec.meshes:
         yield _pod("statefulset", spec, Names(spec.name).mesh(mesh.name), worker_template(spec, mesh), mesh.replicas)
 

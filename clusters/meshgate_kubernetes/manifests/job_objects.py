@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from meshgate_kubernetes.manifests.names import (
     COMPONENT_LABEL,
+    FORWARDER,
+    GATEWAY,
     JOB_LABEL,
     MAX_STATEFUL_SET_NAME,
     MESH_LABEL,
@@ -31,6 +33,7 @@ from meshgate_kubernetes.manifests.pods import (
     worker_template,
 )
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
+from meshgate_wire.proof import engines_key
 
 SPEC_KEY = "job.json"
 SIZE_KEY = "hosts."  # then the name of a mesh: how many hosts it has been scaled to
@@ -94,7 +97,7 @@ def token_secret(spec: JobSpec, token: str) -> Object:
     return {
         **_head("v1", "Secret", spec, Names(spec.name).secret, "gateway"),
         "type": "Opaque",
-        "stringData": {"token": token},
+        "stringData": {"token": token, **({} if GATEWAY in spec.gateway_pods else {"key": engines_key(token)})},
     }
 
 
@@ -123,14 +126,14 @@ def owned_by(owner: Object, objects: list[Object]) -> list[Object]:
 def gateway_objects(spec: JobSpec) -> list[Object]:
     """The objects of the job's gateway."""
     names = Names(spec.name)
-    gateway = {JOB_LABEL: spec.name, COMPONENT_LABEL: "gateway"}
+    entrance = next(iter(spec.gateway_pods))
     return [
         *(_gateway_account(spec) if spec.gateway.service_account_name is None else ()),
-        _gateway_policy(spec, gateway),
+        *(_gateway_policy(spec, component) for component in spec.gateway_pods),
         {
             **_head("v1", "Service", spec, names.gateway, "gateway"),
             "spec": {
-                "selector": gateway,
+                "selector": component_labels(spec, entrance),
                 "ports": [
                     {
                         "name": "gateway",
@@ -142,20 +145,34 @@ def gateway_objects(spec: JobSpec) -> list[Object]:
                 ],
             },
         },
+        *(obj for component, replicas in spec.gateway_pods.items() for obj in _deployed(spec, component, replicas)),
+    ]
+
+
+def component_labels(spec: JobSpec, component: str) -> dict[str, str]:
+    return {JOB_LABEL: spec.name, COMPONENT_LABEL: component}
+
+
+def _deployed(spec: JobSpec, component: str, replicas: int) -> list[Object]:
+    """A Deployment, and how many of its pods may be evicted at a time."""
+    name, selector = Names(spec.name).deployment(component), {"matchLabels": component_labels(spec, component)}
+    # Two pods with engines at once would receive connections for each other's sessions, and the end of one is the end
+    # of every session, so a drain of its node waits. Gateways that forward are replaced one after the other.
+    forwards = component == FORWARDER
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    return [
         {
-            **_head("apps/v1", "Deployment", spec, names.gateway, "gateway"),
+            **_head("apps/v1", "Deployment", spec, name, component),
             "spec": {
-                "replicas": 1,
-                # Two gateways at once would receive connections for each other's sessions.
-                "strategy": {"type": "Recreate"},
-                "selector": {"matchLabels": gateway},
-                "template": gateway_template(spec),
+                "replicas": replicas,
+                "strategy": rolling if forwards else {"type": "Recreate"},
+                "selector": selector,
+                "template": gateway_template(spec, component),
             },
         },
         {
-            # Its end is the end of every session, so a drain of its node waits.
-            **_head("policy/v1", "PodDisruptionBudget", spec, names.gateway, "gateway"),
-            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": gateway}},
+            **_head("policy/v1", "PodDisruptionBudget", spec, name, component),
+            "spec": {"maxUnavailable": 1 if forwards else 0, "selector": selector},
         },
     ]
 
@@ -189,22 +206,21 @@ def gateway_rules(names: Names) -> list[Object]:
     ]
 
 
-def _gateway_policy(spec: JobSpec, gateway: dict[str, str]) -> Object:
+def _gateway_policy(spec: JobSpec, component: str) -> Object:
     """Admits everyone to the gateway's port and its metrics, and the job's own pods to all ports, because Monarch's
-    processes connect to the engine on dynamic ports."""
+    processes connect to the engine on dynamic ports. Only gateways that forward connect to that of the engines' pod."""
+    ports = {GATEWAY: [GATEWAY_PORT, METRICS_PORT], FORWARDER: [GATEWAY_PORT]}.get(component, [METRICS_PORT])
+    admitted: list[Object] = [{"ports": [{"port": port, "protocol": "TCP"} for port in ports]}]
     sources: list[Object] = [{"podSelector": {"matchLabels": {JOB_LABEL: spec.name}}}]
     for mesh in spec.meshes:
         if mesh.way != "statefulset":
             sources.append({"podSelector": selector_object(mesh.selector)})
     return {
-        **_head("networking.k8s.io/v1", "NetworkPolicy", spec, Names(spec.name).gateway, "gateway"),
+        **_head("networking.k8s.io/v1", "NetworkPolicy", spec, Names(spec.name).deployment(component), component),
         "spec": {
-            "podSelector": {"matchLabels": gateway},
+            "podSelector": {"matchLabels": component_labels(spec, component)},
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {"ports": [{"port": port, "protocol": "TCP"} for port in (GATEWAY_PORT, METRICS_PORT)]},
-                {"from": sources},
-            ],
+            "ingress": admitted if component == FORWARDER else [*admitted, {"from": sources}],
         },
     }
 

@@ -6,7 +6,7 @@ profile. A raw ``pod_spec`` may override that.
 
 from __future__ import annotations
 
-from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, JOB_LABEL, MESH_LABEL, Names
+from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, ENGINES, FORWARDER, JOB_LABEL, MESH_LABEL, Names
 from meshgate_kubernetes.manifests.spec import (
     GPU_RESOURCE,
     GPU_TYPE_LABEL,
@@ -33,6 +33,7 @@ SPOT_LABELS = {
 }
 # Cluster autoscalers must not move pods that hold sessions: what runs in them would be lost.
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+EVICTABLE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT), "prometheus.io/path": "/metrics"}
 GRACE_PERIOD = 30  # seconds between the request to delete a worker's pod and SIGKILL: Kubernetes' own default
 _ENDING_TIME = 3  # seconds at the end of it for what still runs then
@@ -41,6 +42,10 @@ _HOME = "/home/meshgate"
 _GATEWAY_CPU = ("250m", "4")  # request, limit
 _GATEWAY_MEMORY = ("512Mi", "8Gi")
 _GATEWAY_DISK = "10Gi"
+_FORWARDER_RESOURCES = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"cpu": "2", "memory": "1Gi"},
+}
 
 # A worker image needs only torchmonarch. Without meshgate_worker, Monarch's loop runs in a child process: the first
 # process of a container ignores SIGTERM unless it has a handler, and Monarch's loop never returns to Python to run one.
@@ -311,23 +316,28 @@ def _volumes(worker: WorkerSpec) -> tuple[list[Object], list[Object]]:
     return volumes, mounts
 
 
-def gateway_template(spec: JobSpec) -> Object:
-    gateway = spec.gateway
-    labels = {**recommended_labels(spec), **gateway.labels, **job_labels(spec, "gateway")}
+def gateway_template(spec: JobSpec, component: str | None = None) -> Object:
+    """The pod template of a component of ``spec.gateway_pods``, by default of the one with the engines. A gateway that
+    forwards keeps nothing, so it may be evicted at any time."""
+    component = component or [*spec.gateway_pods][-1]
+    gateway, forwards = spec.gateway, component == FORWARDER
+    labels = {**recommended_labels(spec), **gateway.labels, **job_labels(spec, component)}
+    annotations = EVICTABLE if forwards else {**STAY, **SCRAPE}
+    affinity = _spot_affinity(gateway.spot or ("allow" if forwards else "avoid"))
     limit = {"emptyDir": {"sizeLimit": gateway.disk_size or _GATEWAY_DISK}}
-    container, volumes = _gateway_container(spec), [{"name": "tmp", **limit}, {"name": "home", **limit}]
+    container, volumes = _gateway_container(spec, component), [{"name": "tmp", **limit}, {"name": "home", **limit}]
     if gateway.install_monarch:
         wheel = {"name": "wheel", "secret": {"secretName": Names(spec.name).wheel}}
         volumes += [{"name": "monarch", **limit}, wheel]
     return {
-        "metadata": {"labels": labels, "annotations": {**STAY, **SCRAPE, **gateway.annotations}},
+        "metadata": {"labels": labels, "annotations": {**annotations, **gateway.annotations}},
         "spec": _without_empty(
             {
                 "serviceAccountName": gateway.service_account_name or Names(spec.name).gateway,
                 "automountServiceAccountToken": True,
                 "nodeSelector": dict(gateway.node_selector),
                 "tolerations": list(gateway.tolerations),
-                "affinity": _spot_affinity(gateway.spot or "avoid"),
+                "affinity": {**affinity, **_apart(labels)} if forwards else affinity,
                 "priorityClassName": gateway.priority_class_name or _gateway_priority(spec),
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": 15,
@@ -351,35 +361,43 @@ def _spot_affinity(spot: Spot) -> Object:
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]}}
 
 
+def _apart(labels: dict[str, str]) -> Object:
+    """On different nodes, as far as there are some: the loss of one must not take all gateways with it."""
+    own = {key: labels[key] for key in (JOB_LABEL, COMPONENT_LABEL)}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": own}}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
 def _gateway_priority(spec: JobSpec) -> str | None:
     """That of the first workers with a priority class: whatever may not preempt these may not preempt their gateway."""
     classes = [mesh.worker.priority_class_name for mesh in spec.meshes if mesh.worker is not None]
     return next((each for each in classes if each), None)
 
 
-def _gateway_container(spec: JobSpec) -> Object:
+def _gateway_container(spec: JobSpec, component: str) -> Object:
     probe = {"port": "gateway", "scheme": "HTTP"}
+    forwards = component == FORWARDER
+    sessions = [*("--idle-timeout", str(spec.idle_timeout)), *("--lease", str(spec.lease))]
+    if component == ENGINES:
+        sessions.append("--behind-gateways")
+    secret = {"name": Names(spec.name).secret, "key": "key" if component == ENGINES else "token"}
     container: Object = {
         "name": GATEWAY_CONTAINER,
         "image": spec.gateway_image,
         "args": [
             *("--host", "0.0.0.0", "--port", str(GATEWAY_PORT)),
-            *("--kubernetes-job", spec.name, "--idle-timeout", str(spec.idle_timeout)),
-            *("--lease", str(spec.lease)),
+            *("--kubernetes-job", spec.name),
+            *(("--forward-to", "job") if forwards else sessions),
         ],
         "env": [
-            _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),
-            {"name": "MESHGATE_METRICS_PORT", "value": str(METRICS_PORT)},  # older gateways ignore it, unlike a flag
-            {"name": "MESHGATE_LOG_OUTPUT", "value": "true" if spec.log_output else "false"},
+            *([] if forwards else _engine_variables(spec)),
             {"name": "MESHGATE_LOG_FORMAT", "value": "json"},  # as the lines of actors, and for the audit log
-            {
-                "name": "MESHGATE_TOKEN",
-                "valueFrom": {"secretKeyRef": {"name": Names(spec.name).secret, "key": "token"}},
-            },
+            {"name": "MESHGATE_TOKEN", "valueFrom": {"secretKeyRef": secret}},
         ],
         "ports": [
             {"name": "gateway", "containerPort": GATEWAY_PORT, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+            *([] if forwards else [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}]),
         ],
         "startupProbe": {"httpGet": {**probe, "path": "/healthz"}, "periodSeconds": 1, "failureThreshold": 120},
         "readinessProbe": {"httpGet": {**probe, "path": "/readyz"}, "periodSeconds": 1, "timeoutSeconds": 5},
@@ -389,13 +407,21 @@ def _gateway_container(spec: JobSpec) -> Object:
             "timeoutSeconds": 10,
             "failureThreshold": 6,
         },
-        "resources": _gateway_resources(spec.gateway),
+        "resources": _FORWARDER_RESOURCES if forwards else _gateway_resources(spec.gateway),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": _HOME}],
         "securityContext": {**_container_security(), "readOnlyRootFilesystem": True},
     }
     if spec.gateway_pull_policy is not None:
         container["imagePullPolicy"] = spec.gateway_pull_policy
     return _installed(container, spec.gateway) if spec.gateway.install_monarch else container
+
+
+def _engine_variables(spec: JobSpec) -> list[Object]:
+    return [
+        _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),
+        {"name": "MESHGATE_METRICS_PORT", "value": str(METRICS_PORT)},  # older gateways ignore it, unlike a flag
+        {"name": "MESHGATE_LOG_OUTPUT", "value": "true" if spec.log_output else "false"},
+    ]
 
 
 def _installed(container: Object, gateway: GatewaySpec) -> Object:

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from meshgate_kubernetes.manifests.names import (
+    ENGINES,
+    FORWARDER,
+    GATEWAY,
     LABEL_RULE,
     POD_INDEX_LABEL,
     Names,
@@ -272,6 +275,8 @@ class WorkerSpec(_Model):
 class GatewaySpec(_Model):
     """The gateway's pod, apart from its image."""
 
+    replicas: int = Field(default=1, ge=1, le=16)
+    """More than 1: so many pods forward to the one with the engines, which alone has ``cpu`` and ``memory``."""
     cpu: Cpus | None = None
     memory: Size | None = None
     disk_size: Size | None = None
@@ -348,6 +353,12 @@ class JobSpec(_Model):
             if mesh.way != "selector":
                 Names(self.name).mesh(mesh.name)
         return self
+
+    @property
+    def gateway_pods(self) -> dict[str, int]:
+        """How many pods the gateway has, by component."""
+        replicas = self.gateway.replicas
+        return {GATEWAY: 1} if replicas == 1 else {FORWARDER: replicas, ENGINES: 1}
 
     @property
     def gpu_count(self) -> int:

@@ -110,7 +110,7 @@ def wait_ready(api: Api, spec: JobSpec, uid: str, listener: ProgressListener, ti
     targets = [
         WatchTarget("ConfigMap", job),
         WatchTarget("Event", optional=True, fields=_EVENT_FIELDS),
-        WatchTarget("Pod", _gateway_selector(spec)),
+        WatchTarget("Pod", Names(spec.name).gateway_selector()),
     ]
     targets += [WatchTarget("Pod", mesh.selector) for mesh in spec.meshes]
     with Observer(api, spec.namespace, targets) as observer:
@@ -213,7 +213,7 @@ class _Tracker:
         return JobNotReady(self._spec.name, problems, _not_ready(self._spec, self._snapshot), timeout)
 
     def _look(self, events: EventIndex) -> None:
-        gateway = self._observer.objects("Pod", _gateway_selector(self._spec))
+        gateway = self._observer.objects("Pod", Names(self._spec.name).gateway_selector())
         meshes = {
             mesh.name: pods_by_rank(mesh, self._observer.objects("Pod", mesh.selector)) for mesh in self._spec.meshes
         }
@@ -280,12 +280,8 @@ def read_cluster(api: Api) -> Cluster | None:
     return Cluster(nodes, pods)
 
 
-def _gateway_selector(spec: JobSpec) -> str:
-    return f"{Names(spec.name).selector()},{COMPONENT_LABEL}=gateway"
-
-
 def _stages(spec: JobSpec, snapshot: _Snapshot) -> Iterator[MeshProgress]:
-    yield _progress_of("gateway", 1, snapshot.gateway)
+    yield _progress_of("gateway", sum(spec.gateway_pods.values()), snapshot.gateway)
     for mesh in spec.meshes:
         pods = snapshot.meshes[mesh.name].values()
         yield _progress_of(mesh.name, mesh.replicas or max(1, len(pods)), pods)
@@ -300,7 +296,7 @@ def _progress_of(name: str, wanted: int, pods: Collection[ExaminedPod]) -> MeshP
 
 def _images_known(spec: JobSpec, snapshot: _Snapshot) -> bool:
     """Whether each pod of the job has its image, or a problem."""
-    wanted = 1 + sum(mesh.replicas for mesh in spec.meshes)
+    wanted = sum(spec.gateway_pods.values()) + sum(mesh.replicas for mesh in spec.meshes)
     return len(snapshot.pods) >= wanted and all(
         pod.problems or pod.stage is Stage.READY or _has_image(pod.pod) for pod in snapshot.pods
     )
@@ -318,7 +314,11 @@ def _has_image(pod: Object) -> bool:
 def _missing(spec: JobSpec, snapshot: _Snapshot) -> dict[str, int]:
     """How many pods each controller of the job has yet to create."""
     names = Names(spec.name)
-    found = {f"replicaset {names.gateway}": 1 - len(snapshot.gateway)}
+    present = Counter(each.pod["metadata"]["labels"].get(COMPONENT_LABEL) for each in snapshot.gateway)
+    found = {
+        f"replicaset {names.deployment(component)}": wanted - present[component]
+        for component, wanted in spec.gateway_pods.items()
+    }
     for mesh in spec.meshes:
         if mesh.way == "selector":
             continue
@@ -343,7 +343,8 @@ def _meshes_without_pods(spec: JobSpec, snapshot: _Snapshot) -> Iterator[Problem
 
 def _not_ready(spec: JobSpec, snapshot: _Snapshot) -> list[str]:
     """The pods that are not ready by name, and the number of pods that do not exist."""
-    names = [] if any(pod.stage is Stage.READY for pod in snapshot.gateway) else ["the gateway"]
+    gateway = [pod for pod in snapshot.gateway if pod.stage is Stage.READY]
+    names = [] if len(gateway) >= sum(spec.gateway_pods.values()) else ["the gateway"]
     for mesh in spec.meshes:
         pods = snapshot.meshes[mesh.name]
         names += [pod.pod["metadata"]["name"] for pod in pods.values() if pod.stage is not Stage.READY]

@@ -104,13 +104,14 @@ def read_policy(path: Path) -> Policy:
 
 
 def apply_policy(policy: Policy, job: JobSpec) -> JobSpec:
-    """``job`` with the policy's gateway image, in which nothing is installed, and with selectors that never match a pod
-    that was created for a job, whatever labels that job gives its pods."""
+    """``job`` with the policy's gateway image, in which nothing is installed, with one pod behind this gateway, which
+    forwards to it and may be replaced at any time, and with selectors that never match a pod that was created for a
+    job, whatever labels that job gives its pods."""
     meshes = tuple(
         mesh.model_copy(update={"selector": f"{mesh.selector},{_NOT_OF_A_JOB}"}) if mesh.way == "selector" else mesh
         for mesh in job.meshes
     )
-    ready = job.gateway.model_copy(update={"install_monarch": False, "env_vars": {}, "secrets": ()})
+    ready = job.gateway.model_copy(update={"replicas": 1, "install_monarch": False, "env_vars": {}, "secrets": ()})
     return job.model_copy(update={"gateway_image": policy.gateway_image, "gateway": ready, "meshes": meshes})
 
 

@@ -119,8 +119,9 @@ def test_the_gateway_is_checked_too(gateway: GatewaySpec, violation: str | None)
     assert found == ([] if violation is None else [violation])
 
 
-def test_nothing_is_installed_in_the_gateway_that_the_policy_names() -> None:
-    own = GatewaySpec(cpu="1", install_monarch=True, env_vars={"PIP_INDEX_URL": "http://x"}, secrets=("pip",))
+def test_the_gateway_that_the_policy_names_is_one_pod_in_which_nothing_is_installed() -> None:
+    installed = {"install_monarch": True, "env_vars": {"PIP_INDEX_URL": "http://x"}, "secrets": ("pip",)}
+    own = GatewaySpec(replicas=2, cpu="1", **installed)
     spec = apply_policy(POLICY, requested_job().model_copy(update={"gateway": own}))
     assert (spec.gateway_image, spec.gateway) == ("gateway:1", GatewaySpec(cpu="1"))
 

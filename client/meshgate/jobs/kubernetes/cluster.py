@@ -139,8 +139,9 @@ def _as_job_error() -> Iterator[None]:
         raise JobError(str(error)) from error
 
 
-# All of them ask the API server what happened if the gateway does not answer. A session lives in one gateway process;
-# once the pod that was reached first has ended, its session is lost, and the API server knows how the pod ended.
+# All of them ask the API server what happened if the gateway does not answer. A session lives in one gateway process,
+# or in the engines' pod behind those that forward. Once the one that was reached first has ended, its session is lost,
+# and the API server knows how the pod ended.
 
 
 class _WatchedGateway:
@@ -160,8 +161,9 @@ class _WatchedGateway:
             raise ForwardFailed(str(error)) from error
         if pod is None:
             raise ForwardFailed("the gateway has no ready pod")
-        self._first = self._first or pod
-        if pod != self._first:  # the new pod does not know the session; ``gone`` reports how the first one ended
+        holder = pod.engines or pod  # gateways that forward may be replaced
+        self._first = self._first or holder
+        if holder != self._first:  # the new pod does not know the session; ``gone`` reports how the first one ended
             raise ForwardFailed("another gateway pod has replaced the one that held this session")
         return pod
 

@@ -338,7 +338,6 @@ def gateway_from_compute(compute: Compute | None) -> GatewayRequest:
     extra = sorted(set(fields) - set(GatewaySpec.model_fields) - _IMAGE_FIELDS)
     if not compute.worker.install_monarch:
         extra += [f"{name} without install_monarch=True" for name in ("env_vars", "secrets") if name in fields]
-    extra += ["replicas"] if compute.replicas != 1 else []
     extra += ["selector"] if compute.selector is not None else []
     extra += ["image steps"] if compute.image.live_steps else []
     if extra:
@@ -347,8 +346,16 @@ def gateway_from_compute(compute: Compute | None) -> GatewayRequest:
         image=compute.image.reference,
         pull_policy=compute.worker.image_pull_policy,
         pull_secrets=compute.worker.image_pull_secrets,
-        pod=GatewaySpec(**{name: value for name, value in fields.items() if name in GatewaySpec.model_fields}),
+        pod=_gateway_pod(compute.replicas, fields),
     )
+
+
+def _gateway_pod(replicas: int, fields: Mapping[str, Any]) -> GatewaySpec:
+    known = {name: value for name, value in fields.items() if name in GatewaySpec.model_fields}
+    try:
+        return GatewaySpec(replicas=replicas, **known)
+    except ValidationError as error:
+        raise ValueError(validation_text("KubernetesJob: gateway", error)) from None
 
 
 def resolve_image(gateway: GatewayRequest, workers: Sequence[WorkerSpec]) -> tuple[str, GatewaySpec]:

@@ -93,7 +93,8 @@ class KubernetesJob(ClusterJob["RunningJob"]):
     its laptop sleeps, and 1800 at most for one whose connection ended; only then does ``inactivity_ttl`` begin.
     A ``with`` block also ends the job if this process is killed.
     ``gateway`` describes the gateway's pod; what it does not say of labels, node selector, tolerations and priority is
-    taken from the first mesh's workers. With ``service_account_name``, the job creates no account and no role.
+    taken from the first mesh's workers. With ``service_account_name``, the job creates no account and no role. With
+    ``replicas=2``, two gateways forward to the pod with the sessions, and any of them may be replaced at any time.
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress instead of a
     port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there in addition to the system's, and
     ``$MESHGATE_CLIENT_CERT`` and ``$MESHGATE_CLIENT_KEY`` are those of a client certificate.

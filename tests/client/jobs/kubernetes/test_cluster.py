@@ -111,8 +111,8 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> Replies:
     return set_replies
 
 
-def pod(name: str, host: str = "10.0.0.1") -> GatewayPod:
-    return GatewayPod(name=name, host=host, uid=name, container="c", port=8600)
+def pod(name: str, host: str = "10.0.0.1", engines: GatewayPod | None = None) -> GatewayPod:
+    return GatewayPod(name=name, host=host, uid=name, container="c", port=8600, engines=engines)
 
 
 API: Any = None
@@ -139,6 +139,21 @@ def test_a_replacement_pod_is_not_dialed_because_it_does_not_hold_the_session(re
     gateway = WatchedUrlDialer(API, "job", "team", "secret", "wss://gateway.example:80")
     for _ in range(2):
         assert asyncio.run(gateway.dial()).url == "wss://gateway.example:80"
+    with pytest.raises(ForwardFailed, match="another gateway pod has replaced"):
+        asyncio.run(gateway.dial())
+
+
+def test_a_gateway_in_front_of_the_same_engines_is_dialed(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
+    replies(
+        *(
+            pod(name, f"10.0.0.{number}", pod(of))
+            for number, (name, of) in enumerate([("a", "e"), ("b", "e"), ("a", "f")])
+        )
+    )
+    gateway = PodDialer(API, "job", "team", "secret")
+    assert [asyncio.run(gateway.dial()).url for _ in range(2)] == ["ws://10.0.0.0:8600", "ws://10.0.0.1:8600"]
+    monkeypatch.setattr(cluster, "gateway_gone_reason", lambda api, job, namespace, known: known.name)
+    assert asyncio.run(gateway.gone()) == "e"
     with pytest.raises(ForwardFailed, match="another gateway pod has replaced"):
         asyncio.run(gateway.dial())
 

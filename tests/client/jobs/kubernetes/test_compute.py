@@ -247,7 +247,6 @@ def test_a_gateway_whose_image_is_named_installs_nothing_unless_it_is_requested(
     [
         (Compute(gpus=1), "gpus"),
         (Compute(env_vars={"A": "b"}), "env_vars without install_monarch=True"),
-        (Compute(replicas=2), "replicas"),
         (Compute(selector={"a": "b"}), "selector"),
         (Compute(image=Image().pip_install(["x"])), "image steps"),
         (Compute(pod_spec={"hostNetwork": True}), "pod_spec"),
@@ -256,6 +255,15 @@ def test_a_gateway_whose_image_is_named_installs_nothing_unless_it_is_requested(
 def test_what_a_gateway_cannot_have_is_named(compute: Compute, extra: str) -> None:
     with pytest.raises(ValueError, match=rf"a gateway cannot have {extra}; remove it"):
         KubernetesJob(compute=Compute(), gateway=compute)
+
+
+def test_gateways_that_forward_are_replicas() -> None:
+    spec = job(Compute(replicas=3), Compute(replicas=2, cpus=2))
+    assert (spec.gateway.replicas, spec.gateway.cpu) == (2, "2")
+    assert spec.gateway_pods == {"forwarder": 2, "engines": 1}
+    assert job(Compute(replicas=3)).gateway_pods == {"gateway": 1}
+    with pytest.raises(ValueError, match=r"gateway\(replicas=17\): Input should be less than or equal to 16"):
+        job(Compute(), Compute(replicas=17))
 
 
 def test_the_gateway_is_a_compute() -> None:

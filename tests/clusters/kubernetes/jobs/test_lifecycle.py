@@ -15,13 +15,14 @@ from meshgate_kubernetes.jobs.lifecycle import (
     GatewayPod,
     Permission,
     RunningJob,
+    find_engines,
     find_gateway,
     gateway_gone_reason,
     require_permissions,
     required_permissions,
 )
 from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
-from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec
 from meshgate_kubernetes.status import readiness
 from meshgate_kubernetes.status.readiness import JobNotReady
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
@@ -284,6 +285,23 @@ def test_the_newest_ready_gateway_is_found(cluster: FakeApi) -> None:
 def test_a_job_without_a_ready_gateway_has_none(cluster: FakeApi) -> None:
     cluster.delete("Pod", POD, "team")
     assert find_gateway(cast("Api", cluster), "trainer", "team") is None
+
+
+def test_a_gateway_that_forwards_is_found_with_the_pod_of_its_engines() -> None:
+    fake = FakeApi()
+    api, spec = cast("Api", fake), job(gateway=GatewaySpec(replicas=2))
+    objects.create_owned(api, spec, objects.create_parent(api, spec), IgnoreProgress())
+    names = {find(fake).name for _ in range(64)}
+    assert names == {"trainer-gateway-0", "trainer-gateway-1"}
+    fake.request_deletion("Pod", "trainer-gateway-0", "team")
+    found, engines = find(fake), find_engines(api, "trainer", "team")
+    assert (found.name, found.engines) == ("trainer-gateway-1", engines)
+    assert engines is not None
+    assert engines.name == "trainer-engines-0"
+    fake.delete("Pod", "trainer-engines-0", "team")
+    assert find_gateway(api, "trainer", "team") is None
+    assert find_engines(api, "trainer", "team") is None
+    assert gone_reason(fake, engines) == "its pod trainer-engines-0 was deleted"
 
 
 def test_a_running_gateway_is_not_gone(cluster: FakeApi) -> None:

@@ -14,7 +14,8 @@ from meshgate_kubernetes.manifests.job_objects import (
     token_secret,
 )
 from meshgate_kubernetes.manifests.names import JOB_LABEL, Names
-from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec
+from meshgate_wire.proof import engines_key
 from tests.clusters.kubernetes.objects import Object, found_mesh, job, mesh
 
 
@@ -127,3 +128,38 @@ def test_a_disruption_budget_covers_exactly_the_gateway_pod_and_allows_no_evicti
     budget, deployment = objects["PodDisruptionBudget"], objects["Deployment"]
     assert budget["spec"] == {"maxUnavailable": 0, "selector": deployment["spec"]["selector"]}
     assert budget["apiVersion"] == "policy/v1"
+
+
+REPLACEABLE = job(gateway=GatewaySpec(replicas=2))
+
+
+def named(kind: str) -> dict[str, Object]:
+    return {obj["metadata"]["name"]: obj["spec"] for obj in objects_of(REPLACEABLE) if obj["kind"] == kind}
+
+
+def test_gateways_that_forward_are_replaced_one_by_one_and_the_engines_stay() -> None:
+    deployments, budgets = named("Deployment"), named("PodDisruptionBudget")
+    gateways, engines = deployments["trainer-gateway"], deployments["trainer-engines"]
+    assert (gateways["replicas"], gateways["strategy"]["type"]) == (2, "RollingUpdate")
+    assert gateways["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert (engines["replicas"], engines["strategy"]) == (1, {"type": "Recreate"})
+    for name, most in (("trainer-gateway", 1), ("trainer-engines", 0)):
+        selector = deployments[name]["selector"]
+        assert budgets[name] == {"maxUnavailable": most, "selector": selector}
+        assert selector["matchLabels"].items() <= deployments[name]["template"]["metadata"]["labels"].items()
+
+
+def test_clients_reach_the_gateways_that_forward_and_only_these_reach_the_engines() -> None:
+    gateways = {"app.kubernetes.io/component": "forwarder", JOB_LABEL: "trainer"}
+    assert named("Service")["trainer-gateway"]["selector"] == gateways
+    policies = named("NetworkPolicy")
+    assert policies["trainer-gateway"]["podSelector"] == {"matchLabels": gateways}
+    assert policies["trainer-gateway"]["ingress"] == [{"ports": [{"port": 8650, "protocol": "TCP"}]}]
+    own = {"podSelector": {"matchLabels": {JOB_LABEL: "trainer"}}}
+    metrics = {"ports": [{"port": 8651, "protocol": "TCP"}]}
+    assert policies["trainer-engines"]["ingress"] == [metrics, {"from": [own]}]
+
+
+def test_the_engines_key_is_beside_the_token_where_gateways_forward() -> None:
+    assert token_secret(REPLACEABLE, "secret")["stringData"] == {"token": "secret", "key": engines_key("secret")}
+    assert token_secret(job(), "secret")["stringData"] == {"token": "secret"}

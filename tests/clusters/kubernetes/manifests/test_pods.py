@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshgate_gateway.settings import load_settings
+from meshgate_gateway.settings import Settings, load_settings
 from meshgate_kubernetes.manifests import pods
 from meshgate_kubernetes.manifests.names import JOB_LABEL
 from meshgate_kubernetes.manifests.pods import (
@@ -352,3 +352,48 @@ def test_a_failed_installation_says_what_to_do(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert "cannot install torchmonarch==0.7.* in this image" in failed.stderr
     assert "PIP_INDEX_URL" in failed.stderr
+
+
+REPLACEABLE = job(gateway=GatewaySpec(replicas=2, cpu="2", annotations={"team": "a"}), idle_timeout=60)
+
+
+def loaded(component: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, Object, str]:
+    """The settings of a component, its container, and the key of the Secret that is its token."""
+    (container,) = gateway_template(REPLACEABLE, component)["spec"]["containers"]
+    monkeypatch.setenv("MESHGATE_TOKEN", "a-token-for-this-test")
+    for variable in container["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
+    (token,) = (each["valueFrom"]["secretKeyRef"] for each in container["env"] if each["name"] == "MESHGATE_TOKEN")
+    assert token["name"] == "trainer-token"
+    return load_settings(container["args"]), container, token["key"]
+
+
+def test_a_gateway_that_forwards_has_the_token_and_neither_sessions_nor_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, container, key = loaded("forwarder", monkeypatch)
+    assert (settings.forward_to, settings.kubernetes_job, key) == ("job", "trainer", "token")
+    assert [port["name"] for port in container["ports"]] == ["gateway"]
+    assert container["resources"]["requests"] == {"cpu": "100m", "memory": "128Mi"}
+
+
+def test_the_pod_with_the_engines_has_the_key_and_what_the_job_says_of_its_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, container, key = loaded("engines", monkeypatch)
+    assert (settings.behind_gateways, settings.idle_timeout, settings.metrics_port, key) == (True, 60, 8651, "key")
+    assert container["resources"]["requests"]["cpu"] == "2"
+    template = gateway_template(REPLACEABLE)
+    assert template == gateway_template(REPLACEABLE, "engines")
+    assert template["metadata"]["annotations"] == {**STAY, **SCRAPE, "team": "a"}
+
+
+def test_gateways_that_forward_are_apart_and_may_be_evicted() -> None:
+    template = gateway_template(REPLACEABLE, "forwarder")
+    assert template["metadata"]["annotations"] == {**pods.EVICTABLE, "team": "a"}
+    affinity = template["spec"]["affinity"]
+    assert set(affinity) == {"podAntiAffinity"}
+    ((term,),) = affinity["podAntiAffinity"].values()
+    own = {JOB_LABEL: "trainer", "app.kubernetes.io/component": "forwarder"}
+    assert term["podAffinityTerm"] == {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": own}}

@@ -10,7 +10,8 @@ import pytest
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Unreachable
 from meshgate_kubernetes.jobs import objects
-from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, Names
+from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec
 from meshgate_kubernetes.status import readiness
 from meshgate_kubernetes.status.diagnosis import Stage, controller_problems, examine_pod
 from meshgate_kubernetes.status.observer import Observer
@@ -19,6 +20,7 @@ from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import Object, event, found_mesh, job, mesh, pod, waiting
 
 GATEWAY = pod("trainer-gateway-0")
+GATEWAY["metadata"]["labels"] = {COMPONENT_LABEL: "gateway"}
 
 
 class Reports:
@@ -44,7 +46,7 @@ class Cluster:
 
     def objects(self, kind: str, selector: str | None = None) -> list[Object]:
         if kind == "Pod":
-            return [GATEWAY] if "gateway" in str(selector) else self.pods
+            return [GATEWAY] if selector == Names("trainer").gateway_selector() else self.pods
         return {"Event": self.events}.get(kind, [])
 
     def read_log(self, *container: str, lines: int, previous: bool) -> str:
@@ -81,6 +83,16 @@ def test_a_job_is_ready_when_its_gateway_and_all_meshes_are() -> None:
         ("workers", ((Stage.READY, 2),)),
     ]
     assert all(mesh.ready for mesh in reports.all[-1].meshes)
+
+
+def test_gateways_that_forward_are_awaited_with_the_pod_of_the_engines() -> None:
+    waiting_for = tracker(
+        Cluster(pod("trainer-workers-0"), pod("trainer-workers-1")), job(gateway=GatewaySpec(replicas=2))
+    )
+    gateway, workers = waiting_for.update().meshes
+    assert (gateway.wanted, gateway.stages) == (3, ((Stage.PENDING, 2), (Stage.READY, 1)))
+    assert workers.ready
+    assert str(waiting_for.failure([], 5)).endswith("not ready: the gateway")
 
 
 def test_missing_pods_are_pending() -> None:
