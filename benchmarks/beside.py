@@ -1,9 +1,8 @@
 """``python -m benchmarks.beside``: what it costs, and what it brings, if the gateway is not on the engines' machine.
 
 For docs/decisions/engine-beside-workers.md. Each machine is a network namespace (needs root, and ``ip`` of iproute2):
-the driver's, two hosts of the job, one of which has the engines, and two for gateways. A gateway there only
-authenticates and forwards (``benchmarks/peers/forwarding.py``); the engines and the server beside them are the
-product's.
+the driver's, one with the engines and a worker, and two for gateways that forward. The server beside the engines
+accepts clients as well here, for comparison.
 
 First the same calls take three ways in turn, each in a session of its own: the Unix socket of the server beside the
 engine, TCP to it, and TCP to a gateway that forwards. Then gateways are replaced while calls run, and the actor records
@@ -29,18 +28,18 @@ from typing import Any
 
 import meshgate as kt
 from benchmarks.driver import Driver
-from benchmarks.peers.forwarding import PORT, engines_key
 from benchmarks.processes import ROOT, OtherProcesses, usage_of
-from benchmarks.restarts import call_and_kill
+from benchmarks.restarts import call_and_kill, server_of
 from benchmarks.workload import Target
 from meshgate.session.dialing import Route
+from meshgate_wire.proof import engines_key
 
 TIMEOUT = 60.0
 TURNS = 10  # of each way, in each round
 CALLS_PER_TURN = 50
 PREFIX = "mgbeside-"
-ADDRESSES = {"driver": "10.213.7.1", "host0": "10.213.7.2", "host1": "10.213.7.3", "a": "10.213.7.4", "b": "10.213.7.5"}
-HOSTS = (ADDRESSES["host1"], ADDRESSES["host0"])
+ADDRESSES = {"driver": "10.213.7.1", "host0": "10.213.7.2", "a": "10.213.7.4", "b": "10.213.7.5"}
+PORT = 8650
 _NEW_NETWORK = 0x40000000
 
 
@@ -154,8 +153,8 @@ class Gateways:
 
     @property
     def pid(self) -> int:
-        """That of the gateway in use."""
-        return self._processes[self._machines[0]].pid
+        """That of the server of the gateway in use."""
+        return server_of(self._processes[self._machines[0]].pid)
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -163,7 +162,10 @@ class Gateways:
             process.wait()
 
     def _start(self, machine: str) -> subprocess.Popen[bytes]:
-        return start(machine, "benchmarks.peers.forwarding", "--host", ADDRESSES[machine], *HOSTS, token=self._token)
+        listening = ("--host", ADDRESSES[machine], "--port", str(PORT))
+        engines = f"{ADDRESSES['host0']}:{PORT}"
+        options = (*listening, "--forward-to", engines, "--log-level", "error")
+        return start(machine, "meshgate_gateway", *options, token=self._token)
 
     @staticmethod
     def _wait_ready(machine: str) -> None:

@@ -53,10 +53,10 @@ class Killer:
         while not self._gateway.healthy():
             if time.monotonic() > deadline:
                 raise TimeoutError("no server has taken over")
-        return _server_of(self._gateway.record.pid)
+        return server_of(self._gateway.record.pid)
 
 
-def _server_of(supervisor: int) -> int:
+def server_of(supervisor: int) -> int:
     """The child of the supervisor that is a copy of it."""
     command = Path(f"/proc/{supervisor}/cmdline").read_bytes()
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
