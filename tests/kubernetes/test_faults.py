@@ -162,7 +162,7 @@ def test_attaching_to_a_session_that_was_lost_with_the_gateway_says_why(namespac
                 call.get(timeout=60)
         status = ".status.containerStatuses[0]"
         kubectl.watch_pod(pod, f"{{{status}.restartCount}}{{{status}.ready}}", lambda seen: seen == "1true")
-        why = r"does not have session 'train'\..* Sessions end with their gateway: the gateway's container ended at "
+        why = r"does not have session 'train'\..* Sessions end with their gateway: the container of pod lost-gateway-"
         with pytest.raises(JobError, match=why):
             KubernetesJob(name="lost", namespace=namespace).attach("train", cached_path=None)
     finally:

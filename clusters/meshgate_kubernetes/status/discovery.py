@@ -222,15 +222,16 @@ def _disruption(pod: Object) -> str:
 def restart_reason(pod: Object, container: str, job_created: str) -> str:
     """Why the gateway in container ``container`` of the pod is not the first of its job, as far as the pod shows it; ""
     if it is. ``job_created``: when the job was, as Kubernetes writes it."""
+    name = pod["metadata"]["name"]
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     ours = [each for each in statuses if each.get("name") == container]
     if ended := next((end for each in ours if (end := (each.get("lastState") or {}).get("terminated"))), None):
         why = _describe_end({"containerStatuses": ours}, ended.get("containerID", ""))
-        return f"the gateway's container ended at {ended.get('finishedAt')} ({why}) and was started again"
+        return f"the container of pod {name} ended at {ended.get('finishedAt')} ({why}) and was started again"
     created = pod["metadata"]["creationTimestamp"]
     if _time(created) - _time(job_created) > CREATED_TOGETHER:
         return (
-            f"the gateway's pod was created at {created}, long after the job ({job_created}), so an earlier one was "
+            f"pod {name} was created at {created}, long after the job ({job_created}), so an earlier one was "
             "deleted, evicted, or lost with its node"
         )
     return ""

@@ -255,7 +255,7 @@ def test_silent_connections_do_not_block_others(server: ServerProcess) -> None:
 
 
 UNKNOWN = "this gateway does not know the session: the gateway was restarted, or the session ended long ago"
-KILLED = "the gateway's container ended at 12:00 (OOMKilled) and was started again"
+KILLED = "the container of pod t-gateway-0 ended at 12:00 (OOMKilled) and was started again"
 
 
 @pytest.mark.parametrize(

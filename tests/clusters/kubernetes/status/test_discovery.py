@@ -242,7 +242,7 @@ def test_a_container_that_its_kubelet_stops_has_at_most_the_grace_period_of_its_
 
 
 def gateway(created: str, *statuses: Object) -> Object:
-    return {"metadata": {"creationTimestamp": created}, "status": {"containerStatuses": list(statuses)}}
+    return {"metadata": {"name": "gw", "creationTimestamp": created}, "status": {"containerStatuses": list(statuses)}}
 
 
 def test_a_first_gateway_has_replaced_none() -> None:
@@ -256,11 +256,11 @@ def test_a_gateway_knows_how_its_container_ended_before() -> None:
     started = "2026-01-31T12:00:09Z"
     restarted = gateway(started, sidecar, {"name": "gateway", "lastState": {"terminated": killed}})
     assert restart_reason(restarted, "gateway", "2026-01-31T12:00:00Z") == (
-        "the gateway's container ended at 2026-01-31T13:00:00Z (OOMKilled, exit code 137) and was started again"
+        "the container of pod gw ended at 2026-01-31T13:00:00Z (OOMKilled, exit code 137) and was started again"
     )
     assert restart_reason(gateway(started, sidecar), "gateway", "2026-01-31T12:00:00Z") == ""
 
 
 def test_a_gateway_that_is_much_younger_than_its_job_follows_another() -> None:
     reason = restart_reason(gateway("2026-01-31T12:05:00Z"), "gateway", "2026-01-31T12:00:00Z")
-    assert reason.startswith("the gateway's pod was created at 2026-01-31T12:05:00Z, long after the job")
+    assert reason.startswith("pod gw was created at 2026-01-31T12:05:00Z, long after the job")
