@@ -196,7 +196,8 @@ def test_a_living_holder_gets_one_clear_error_and_output_can_be_replayed(
     session = second.attach(name, replay=True)
     for _ in range(2):
         with pytest.raises(
-            SessionTakenOverError, match=r"another process has taken over this session by .*job\.attach"
+            SessionTakenOverError,
+            match=r"another process \(.* \(pid \d+\)\) has taken over this session at .*job\.attach",
         ):
             waiting.get(TIMEOUT)
     with pytest.raises(SessionTakenOverError):

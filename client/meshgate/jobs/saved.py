@@ -217,7 +217,9 @@ def write_job_file(path: str, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+            error.filename = str(target)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -118,6 +119,14 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -
         write_job_file(str(path), "not bytes")  # type: ignore[arg-type]
     assert read_job_file(str(path)) == b"old"
     assert os.listdir(tmp_path) == ["job.pkl"]
+
+
+def test_a_full_disk_is_reported_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "job.pkl"
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(tempfile, "mkstemp", lambda **options: (full, str(tmp_path / "temporary")))
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
+        write_job_file(str(path), b"x")
 
 
 def test_the_second_process_waits_for_the_lock(tmp_path: Path) -> None:

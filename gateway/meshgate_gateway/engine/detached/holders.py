@@ -93,10 +93,10 @@ class Holders:
             return "resume"
         if applicant.identity in self._replaced or not applicant.takes_over:
             when = time.strftime("%H:%M:%S UTC", time.gmtime(self.since))
-            by = f" by {self.name}" if self.name else ""
+            by = f" ({self.name})" if self.name else ""
             return Refusal(
                 "taken_over",
-                f"another process has taken over this session{by} at {when}. Its calls and meshes go on there; to take "
+                f"another process{by} has taken over this session at {when}. Its calls and meshes go on there; to take "
                 "it back, call job.attach()",
             )
         if not detached:

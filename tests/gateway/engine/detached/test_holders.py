@@ -28,7 +28,7 @@ def test_another_client_takes_over_and_the_previous_one_never_returns() -> None:
         refusal = holders.decide(late, detached=True)
         assert isinstance(refusal, Refusal)
         assert refusal.kind == "taken_over"
-        assert "by second@laptop" in refusal.reason
+        assert "another process (second@laptop) has" in refusal.reason
     assert (holders.takeovers, holders.previous) == (1, "first@laptop")
 
 
