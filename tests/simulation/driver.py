@@ -71,6 +71,15 @@ class Recorder(Actor):
     def use(self, caller: str, value: list[int]) -> int: ...
 
     @endpoint
+    def hold(self, number: int, reference: Any) -> None: ...
+
+    @endpoint
+    def use_held(self, number: int) -> int: ...
+
+    @endpoint
+    def let_go(self) -> None: ...
+
+    @endpoint
     def version(self) -> int: ...
 
 
@@ -96,6 +105,7 @@ WAYS: dict[str, Way] = {
     "put": Way(2, (0, 1), lambda to, n: to.use_put(n), lambda n: [n] * HOSTS),
     "named": Way(2, (0, 1), lambda to, n: to.use_named(n), lambda n: [n] * HOSTS),
     "messages": Way(2, (0,), lambda to, n: to.rank(0).answer.call_one(to.port, n), lambda n: n),
+    "held": Way(2, (0, 1), lambda to, n: to.use_held(n), lambda n: [n] * HOSTS),
 }
 
 
@@ -199,6 +209,12 @@ class Driver:
         self._fetched["named", number] = self._named[number]._fetch()
         return self.actors.use.call("named", self._named[number])
 
+    def use_held(self, number: int) -> Any:
+        """The driver lets go of the values at once: only the actors' references keep them."""
+        with kt.tag("keep"):
+            self.actors.hold.call(number, self.actors.make.keep(number).ref())
+        return self.actors.use_held.call(number)
+
     async def run(self) -> None:
         account = self.account
         settings = ClientSettings(lease=10_000, connect_timeout=1000)
@@ -216,6 +232,7 @@ class Driver:
         editing = [self._edit(client)] if account.edits else []
         await asyncio.gather(*(self._call(name, way) for name, way in WAYS.items()), *editing)
         self._held.clear()
+        await self.actors.let_go.call()  # of what an earlier driver has left
         while not self._all_arrived():  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.1)
         receiving.cancel()
@@ -262,7 +279,7 @@ class Driver:
             if pending:
                 called, future = pending.popleft()
                 value = await future
-                value = list(value.values()) if name in ("many", "kept", "put", "named") else value
+                value = list(value.values()) if name in ("many", "kept", "put", "named", "held") else value
                 assert value == way.expected(called), f"{name} {called} has another call's result"
                 account.answered[name] = called + 1
                 if (fetching := self._fetched.pop((name, called), None)) is not None:

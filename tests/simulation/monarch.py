@@ -154,6 +154,8 @@ class Worker:
         self._workers, self.engine, self.rank = workers, engine, rank
         self.recorded = workers.recorded.setdefault(self.process.name, {}) if mesh == MESH else {}
         self.mesh, self.store = mesh, KeptStore(None)
+        self._held: dict[int, int] = {}  # the objects of the references that ``hold`` has got
+        self._engine_of_references: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._mailbox: asyncio.Queue[tuple[Sequence[tuple[str, Any]], FakePort | None, bool]] = asyncio.Queue()
         workers.alive.append(self)
 
@@ -195,22 +197,41 @@ class Worker:
         self.store.expect(delivery, target)
         await asyncio.sleep(self.process.world.chance.choice((0, 0.001, 0.1)))
         found = {index: self.store.find(number, self.rank) for index, number, *_ in requests}
-        assert all(found.values()), f"rank {self.rank} has lost what it kept"
+        forgotten = delivery not in self.store._delivered  # a process has died: the values may be gone, too
+        assert forgotten or all(found.values()), f"rank {self.rank} has lost what it kept"
         self.store.deliver(delivery, {index: kept.value for index, kept in found.items() if kept is not None})
         return None
 
     def _unpickled(self, buffers: Sequence[bytes], objects: Sequence[Any], released: Sequence[int] = ()) -> Any:
         self.store.make_room((), released)
-        taken = [self.store.take(*each[1:]) if isinstance(each, tuple) else each for each in objects]
-        return unpickle(buffers, taken)
+        return unpickle(buffers, [self._argument(*each) if isinstance(each, tuple) else each for each in objects])
+
+    def _argument(self, kind: str, number: int, *place: Any) -> Any:
+        """What a kept value, or a reference to one, becomes in the arguments of a call; a reference, its object."""
+        return self.store.take(number, *place) if kind == "take" else number
+
+    async def _tell_engine(self, line: bytes) -> None:
+        """As ``kept_references.ProcessReferences``, on a connection of its own."""
+        with contextlib.suppress(OSError):  # the engine has ended, and this process is about to
+            if self._engine_of_references is None:
+                self._engine_of_references = await self._connect("references")
+            reader, writer = self._engine_of_references
+            writer.write(line)
+            if line.startswith(b"+"):
+                await reader.readline()
+
+    async def _connect(self, stream: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        path, hello = self._place
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(json.dumps({**hello, "stream": stream}).encode() + b"\n")
+        return reader, writer
 
     async def _run(self, path: str, secret: str, mesh: int, version: str) -> None:
+        self._place = path, {"secret": secret, "mesh": mesh, "rank": self.rank, "pid": 1}
         try:
-            reader, writer = await asyncio.open_unix_connection(path)
+            reader, writer = await self._connect("stdout")
         except OSError:  # the engine has ended
             return
-        hello = {"secret": secret, "mesh": mesh, "rank": self.rank, "pid": 1, "stream": "stdout"}
-        writer.write(json.dumps(hello).encode() + b"\n")
         serving = asyncio.ensure_future(self._serve(writer, version))
         with contextlib.suppress(ConnectionError):
             await reader.read()  # until the end of the session
@@ -283,6 +304,27 @@ class Worker:
     async def use(self, output: asyncio.StreamWriter, caller: str, value: list[int]) -> int:
         self.recorded.setdefault(caller, []).append(*value)
         return value[0]
+
+    async def hold(self, output: asyncio.StreamWriter, number: int, reference: int) -> None:
+        """A driver that takes over may do so again, with another object."""
+        await self._tell_engine(b"+%d\n" % reference)
+        await self.let_go(output, number)
+        self._held[number] = reference
+
+    async def use_held(self, output: asyncio.StreamWriter, number: int) -> int:
+        """Uses a value that nothing else keeps any more, after a while."""
+        await asyncio.sleep(number % 3 / 10)
+        kept = self.store.find(self._held[number], self.rank)
+        assert kept is not None, f"rank {self.rank} has lost the value of a reference"
+        await self.use(output, "held", kept.value)
+        await self.let_go(output, number)
+        return number
+
+    async def let_go(self, output: asyncio.StreamWriter, *numbers: int) -> None:
+        """Of these references, or of all."""
+        for number in numbers or [*self._held]:
+            if (reference := self._held.pop(number, None)) is not None:
+                await self._tell_engine(b"-%d\n" % reference)
 
     async def version(self, output: asyncio.StreamWriter) -> int:
         return int(self._file.read_text().split()[0])

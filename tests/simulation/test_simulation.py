@@ -17,6 +17,7 @@ from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.meshes.supervision import Supervision
+from meshgate_gateway.engine.objects.records import KeptMesh
 from meshgate_gateway.sessions import session_table
 from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_wire.outbox import Unacknowledged
@@ -67,6 +68,21 @@ def forget_names(kept: KeptValues, waiting: Any, call_after: Any, named: object)
     drop_values(kept, waiting, call_after)
 
 
+drop_unused = KeptValues._drop_unused
+
+
+def drop_in_spite_of_references(kept_values: KeptValues, kept: KeptMesh) -> None:
+    kept.at_once = True
+    drop_unused(kept_values, kept)
+
+
+def abandon_with_references(kept_values: KeptValues, number: int) -> None:
+    known = kept_values._objects.get(number)
+    assert isinstance(known, KeptMesh)
+    kept_values._objects.release(number)
+    kept_values.release(known, at_once=True)
+
+
 async def start_at_once(code: CodeSync, version: str, hosts: object) -> str:
     return version
 
@@ -86,6 +102,8 @@ DEFECTS: dict[str, tuple[Any, str, Any]] = {
     "values of a killed driver stay": (KeptValues, "_abandon", lambda *_: None),
     "named values are dropped with their driver": (KeptValues, "holder_changed", forget_names),
     "a holder gets numbers that waiting messages use": (Dispatch, "waiting", lambda *_: iter(())),
+    "references of actors keep no values": (KeptValues, "_drop_unused", drop_in_spite_of_references),
+    "references of actors end with a driver": (KeptValues, "_abandon", abandon_with_references),
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},
@@ -101,6 +119,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "values of a killed driver stay": {"kinds": ["driver killed, another attaches"], "editing": 0.0},
     "what one holder fetches is sent to the next": {"kinds": ["driver killed, another attaches"], "editing": 0.0},
     "named values are dropped with their driver": {"kinds": ["driver killed, another attaches"], "editing": 0.0},
+    "references of actors end with a driver": {"kinds": ["driver killed, another attaches"], "editing": 0.0},
     "a holder gets numbers that waiting messages use": {
         "kinds": ["driver killed, another attaches"],
         "editing": 0.0,
