@@ -197,29 +197,8 @@ def test_mypy_knows_the_types_of_results_finds_mistakes_and_accepts_the_document
     assert len(errors) == len(MISTAKES), checked.stdout
 
 
-def check_with_pyright(lines: list[str], directory: Path) -> list[str]:
-    """What pyright says of each of ``lines`` after the program."""
-    (directory / "program.py").write_text(PROGRAM + "\n".join(lines))
-    settings = {"include": ["program.py"], "extraPaths": SOURCES, "typeCheckingMode": "standard"}
-    (directory / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson"]
-    checked = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    said = [""] * len(lines)
-    first = PROGRAM.count("\n")
-    for found in json.loads(checked.stdout)["generalDiagnostics"]:
-        said[found["range"]["start"]["line"] - first] += found["message"]
-    return said
-
-
 @pytest.mark.timeout(600)
-def test_pyright_knows_the_same_types(tmp_path: Path) -> None:
-    said = check_with_pyright([f"reveal_type({expression})" for expression in SHOWN], tmp_path)
-    types = [re.sub(r"(\w+\.)+", "", shown) for shown in SHOWN.values()]
-    assert [each.partition('" is "')[2].removesuffix('"') for each in said] == types
-
-
-@pytest.mark.timeout(600)
-def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
+def test_pyright_knows_the_same_types_and_finds_the_same_mistakes(tmp_path: Path) -> None:
     mistakes = {
         'trainers.step.call("x")': 'parameter "batch" of type "int"',
         "trainers.step.call()": 'Argument missing for parameter "batch"',
@@ -233,10 +212,20 @@ def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
         "trainers.step.call_one(3) + 1": 'Operator "+" not supported',
         "ProcessJob({}, hosts=2)": 'No parameter named "hosts"',
     }
-    said = check_with_pyright(list(mistakes), tmp_path)
-    assert [
-        (line, each) for (line, mistake), each in zip(mistakes.items(), said, strict=True) if mistake not in each
-    ] == []
+    lines = [*(f"reveal_type({expression})" for expression in SHOWN), *mistakes]
+    (tmp_path / "program.py").write_text(PROGRAM + "\n".join(lines))
+    settings = {"include": ["program.py"], "extraPaths": SOURCES, "typeCheckingMode": "standard"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = [""] * len(lines)  # of each line after the program
+    first = PROGRAM.count("\n")
+    for found in json.loads(checked.stdout)["generalDiagnostics"]:
+        said[found["range"]["start"]["line"] - first] += found["message"]
+    types = [re.sub(r"(\w+\.)+", "", shown) for shown in SHOWN.values()]
+    assert [each.partition('" is "')[2].removesuffix('"') for each in said[: len(types)]] == types
+    of_mistakes = zip(mistakes.items(), said[len(types) :], strict=True)
+    assert [(line, each) for (line, mistake), each in of_mistakes if mistake not in each] == []
 
 
 @pytest.mark.timeout(600)

@@ -22,7 +22,6 @@ from tests.chromium import CHROMIUM, started_chromium
 from tests.ports import free_port
 from tests.waiting import DEADLINE, wait_for
 
-nbformat = pytest.importorskip("nbformat")
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
     pytest.mark.any_release,
@@ -163,6 +162,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_notebook(lab: tuple[Path, str], browser: Any, request: pytest.FixtureRequest) -> Iterator[OpenNotebook]:
+    nbformat = pytest.importorskip("nbformat")  # here: it takes 1.2 s of processor time
     directory, address = lab
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     playwright.expect.set_options(timeout=DEADLINE * 1000)  # for the whole process

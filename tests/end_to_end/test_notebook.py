@@ -13,10 +13,6 @@ import meshgate
 
 pytestmark = pytest.mark.any_release
 
-pytest.importorskip("ipykernel")
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
-
 CELLS = {
     "start": """
         import asyncio, os, signal, sys, threading, time
@@ -155,6 +151,9 @@ def timeout_of(cell: Any) -> int:
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """The outputs of each cell."""
+    pytest.importorskip("ipykernel")
+    nbclient = pytest.importorskip("nbclient")  # here: it takes 1.2 s of processor time, as nbformat does
+    nbformat = pytest.importorskip("nbformat")
     made = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in CELLS.values()]
     for name in ("failed", "awaited and failed", "mistaken", "defect", "interrupted"):
         made[list(CELLS).index(name)].metadata["tags"] = ["raises-exception"]

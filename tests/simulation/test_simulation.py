@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -30,9 +29,8 @@ LIMIT_TO_FIND = 100.0  # virtual seconds: what never arrives is found sooner, an
 
 
 @pytest.fixture(autouse=True, scope="module")
-def heap() -> Iterator[None]:
-    yield
-    gc.unfreeze()
+def _no_garbage_of_other_tests() -> None:
+    gc.collect()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

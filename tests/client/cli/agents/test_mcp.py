@@ -164,22 +164,21 @@ def test_the_server_runs_commands() -> None:
     assert json.loads(done.stdout)["result"]["structuredContent"]["jobs"] is not None
 
 
-@pytest.mark.parametrize(
-    ("line", "number"),
-    [
-        ('{"id": 1, "method": "ping", "params": ["x"]}', 1),
-        ('{"id": 1, "method": "tools/call", "params": "x"}', 1),
-        ('{"method": "notifications/cancelled", "params": [1]}', None),
-        ('{"id": [1], "method": "tools/call", "params": {"name": "ls"}}', None),
-        ('{"id": {}, "method": "ping"}', None),
-        ('{"id": null, "method": "ping"}', None),
-        ('{"id": true, "method": "ping"}', None),
-        ("[" * 100_000, None),
-    ],
-)
-def test_an_invalid_request_is_refused_and_the_next_one_served(line: str, number: int | None) -> None:
-    refused, pong = served(line, '{"id": "a", "method": "ping", "params": null}')
-    assert (refused["id"], refused["error"]["code"]) == (number, -32600)
+INVALID: list[tuple[str, int | None]] = [  # and the id in the answer
+    ('{"id": 1, "method": "ping", "params": ["x"]}', 1),
+    ('{"id": 1, "method": "tools/call", "params": "x"}', 1),
+    ('{"method": "notifications/cancelled", "params": [1]}', None),
+    ('{"id": [1], "method": "tools/call", "params": {"name": "ls"}}', None),
+    ('{"id": {}, "method": "ping"}', None),
+    ('{"id": null, "method": "ping"}', None),
+    ('{"id": true, "method": "ping"}', None),
+    ("[" * 100_000, None),
+]
+
+
+def test_invalid_requests_are_refused_and_the_next_one_served() -> None:
+    *refused, pong = served(*(line for line, _ in INVALID), '{"id": "a", "method": "ping", "params": null}')
+    assert [(each["id"], each["error"]["code"]) for each in refused] == [(number, -32600) for _, number in INVALID]
     assert pong == {"jsonrpc": "2.0", "id": "a", "result": {}}
 
 
