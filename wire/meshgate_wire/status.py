@@ -19,6 +19,7 @@ RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "
 LIVE_STATES = frozenset({"starting", "running", "restarting", "stopping"})
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MAX_SUBMISSION = 48 * 1024  # bytes of JSON
+MAX_GRACE = 86_400  # seconds that a program may have to end
 
 
 class _Model(BaseModel):
@@ -262,7 +263,7 @@ class Submission(_Model):
 class StopRequest(_Model):
     """The body of ``POST /v1/runs/<name>/stop``: the seconds that the program has to end."""
 
-    grace: Annotated[float, Field(ge=0, le=24 * 3600, strict=True, allow_inf_nan=False)] = 30.0
+    grace: Annotated[float, Field(ge=0, le=MAX_GRACE, strict=True, allow_inf_nan=False)] = 30.0
 
 
 class RunStatus(_Model):

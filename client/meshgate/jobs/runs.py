@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.session.gateway_client import request_json
-from meshgate_wire.status import MAX_SUBMISSION, RunOutput, Runs, RunStatus, Submission
+from meshgate_wire.status import MAX_GRACE, MAX_SUBMISSION, RunOutput, Runs, RunStatus, Submission
 
 if TYPE_CHECKING:
     from meshgate.code_sync.project import Tree
@@ -33,7 +33,6 @@ WAIT = 10.0  # seconds that the gateway may hold an answer back until there is n
 OUTAGE = 120.0  # seconds for which a gateway that cannot be reached does not end a wait
 RETRY = 1.0
 STOP_GRACE = 30.0
-MAX_GRACE = 86_400  # seconds that a gateway accepts
 REFUSALS = frozenset({400, 404, 405, 409, 413, 507})
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LINE_END = re.compile(r"\r\n|\r(?!$)|\n")  # a "\r" at the end of what has arrived may belong to a "\n"

@@ -131,6 +131,10 @@ class RunningJob(BaseModel):
     token: str = Field(repr=False)
     meshes: dict[str, int]
 
+    def without_token(self) -> RunningJob:
+        """For callers whose own identity leads to the job."""
+        return self.model_copy(update={"token": ""})
+
 
 def resolve(api: Api, spec: JobSpec) -> JobSpec:
     """``spec`` adapted to the cluster: the MonarchMesh operator creates the pods if it is installed, and a mesh of
@@ -367,6 +371,11 @@ class GatewayPod:
     port: int = GATEWAY_PORT
     engines: GatewayPod | None = None
     """The pod that it forwards to; None if its engines are in the pod itself."""
+
+    @property
+    def address(self) -> str:
+        """As in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def find_gateway(api: Api, job: str, namespace: str) -> GatewayPod | None:

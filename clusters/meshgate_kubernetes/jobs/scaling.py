@@ -59,8 +59,8 @@ def scale(
     if hosts > mesh.replicas:
         require_allowed(with_sizes(spec, {name: hosts}))
     require_each(api, spec.namespace, PERMISSIONS)
-    ask_gateway("/v1/job", b"")  # before anything is changed: one that cannot is too old, or cannot be reached
     change = _Change(api, spec, mesh, hosts, timeout, ask_gateway)
+    change.have_gateway_read()  # before anything is changed: one that cannot is too old, or cannot be reached
     if hosts < mesh.replicas:
         _require_unused(ask_gateway("/v1/status", None), change.leaving)
         change.shrink()
@@ -123,6 +123,10 @@ class _Change:
     timeout: float
     ask_gateway: AskGateway
 
+    def have_gateway_read(self) -> None:
+        """The numbers of hosts, as they are recorded now."""
+        self.ask_gateway("/v1/job", b"")
+
     @property
     def leaving(self) -> set[str]:
         """The names of the pods that this removes."""
@@ -134,7 +138,7 @@ class _Change:
             self._set_replicas(self.hosts)
             wait_ready(self.api, with_sizes(self.spec, {self.mesh.name: self.hosts}), uid, listener, self.timeout)
             self._record(self.hosts)
-            self.ask_gateway("/v1/job", b"")
+            self.have_gateway_read()
         except BaseException:
             try:
                 self._record(self.mesh.replicas)
@@ -145,7 +149,7 @@ class _Change:
 
     def shrink(self) -> None:
         self._record(self.hosts)
-        self.ask_gateway("/v1/job", b"")
+        self.have_gateway_read()
         self._set_replicas(self.hosts)
         with Observer(self.api, self.spec.namespace, [WatchTarget("Pod", self.mesh.selector)]) as observer:
 

@@ -103,6 +103,11 @@ class Denied:
         return Response.error(self.status, self.reason, headers=headers.get(self.status))
 
 
+def busy(reason: str) -> Denied:
+    """The client tries again."""
+    return Denied(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 class Authenticator(Protocol):
     """Identifies the sender of a request."""
 

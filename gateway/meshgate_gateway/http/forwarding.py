@@ -26,6 +26,7 @@ from meshgate_gateway.http.auth import (
     Denied,
     action_of,
     audit,
+    busy,
     credentials_for,
     origin_of,
 )
@@ -72,12 +73,14 @@ class Forwarder:
             audited(caller=None, refused=caller.reason)
             return caller.response()
         if len(self._connections) >= MAX_CONNECTIONS:
-            return _busy(f"this gateway forwards {MAX_CONNECTIONS} connections, which is its limit: retry later")
+            return busy(
+                f"this gateway forwards {MAX_CONNECTIONS} connections, which is its limit: retry later"
+            ).response()
         credentials = credentials_for(request, caller.end_user, self._key, identity=caller.name)
         try:
             upstream = await self._connect()
         except EnginesUnavailable as error:
-            return _busy(str(error))
+            return busy(str(error)).response()
         if verb not in _READS:  # the server beside the engines logs who reads, once a minute
             audited(caller=caller.caller)
         task = asyncio.create_task(forward_bytes(connection.dup(), request, path, upstream, credentials))
@@ -92,7 +95,7 @@ class Forwarder:
             try:
                 await self._find()
             except EnginesUnavailable as error:
-                return _busy(str(error))
+                return busy(str(error)).response()
             self._found = True
         return Response(HTTPStatus.OK, {"status": "ok", "version": SOFTWARE_VERSION})
 
@@ -103,10 +106,6 @@ class Forwarder:
         except OSError as error:
             reason = f"the server beside the engines of this job, at {host}:{port}, cannot be reached: {error}"
             raise EnginesUnavailable(reason) from error
-
-
-def _busy(reason: str) -> Response:
-    return Denied(reason, HTTPStatus.SERVICE_UNAVAILABLE).response()
 
 
 async def _connect(host: str, port: int) -> socket.socket:

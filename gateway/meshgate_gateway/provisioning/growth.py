@@ -66,7 +66,7 @@ class Growth:
                 ask_gateway=partial(_ask, self._api, job, caller),
                 require_allowed=partial(self._require_allowed, request),
             )
-        return scaled.model_copy(update={"token": ""})
+        return scaled.without_token()
 
     def counted(self, jobs: Iterable[ListedJob]) -> list[ListedJob]:
         """``jobs``, with the GPUs that those that grow will have."""
@@ -109,11 +109,10 @@ def _ask(api: Api, job: RunningJob, caller: str, path: str, body: bytes | None) 
     pod = lifecycle.find_gateway(api, job.name, job.namespace)
     if pod is None:
         raise Unreachable("the job's gateway is not ready: repeat the request in a while")
-    host = f"[{pod.host}]" if ":" in pod.host else pod.host
     try:
         with urllib3.PoolManager(headers=headers_for(caller, job.token), timeout=ANSWER_TIMEOUT, retries=False) as pool:
             method = "GET" if body is None else "POST"
-            response = pool.request(method, f"http://{host}:{pod.port}{path}", body=body)
+            response = pool.request(method, f"http://{pod.address}{path}", body=body)
         if response.status == HTTPStatus.OK:
             return response.json()
     except (urllib3.exceptions.HTTPError, ValueError) as error:

@@ -28,6 +28,7 @@ from meshgate_gateway.http.auth import (
     action_of,
     audit,
     bearer_token,
+    busy,
     credentials_for,
     origin_of,
 )
@@ -35,7 +36,7 @@ from meshgate_gateway.http.forwarding import proxy_bytes
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.access import USE, Access, Caller, owner_name
-from meshgate_gateway.provisioning.refusals import at_limit, busy
+from meshgate_gateway.provisioning.refusals import at_limit
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import find_gateway

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from meshgate_gateway.http.auth import Denied
+from meshgate_gateway.http.auth import Denied, busy
 from meshgate_wire.fields import first_problem
 
 PolicyT = TypeVar("PolicyT", bound=BaseModel)
@@ -76,11 +75,6 @@ def not_a_submitter(caller: str, submitters: tuple[str, ...]) -> str:
         f"the policy of this gateway does not allow {caller} to submit programs (submitters: {listed(submitters)}): "
         "ask its operator, or run the program where your driver runs"
     )
-
-
-def busy(reason: str) -> Denied:
-    """The client tries again."""
-    return Denied(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def at_limit(connections: int) -> Denied:

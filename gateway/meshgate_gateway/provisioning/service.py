@@ -142,7 +142,7 @@ class Provisioner:
             return None
         if isinstance(request, FindJob):
             found = await asyncio.to_thread(lifecycle.find, self._api, request.name, request.namespace)
-            return JobUp(job=_without_token(found))
+            return JobUp(job=found.without_token())
         ending = asyncio.to_thread(objects.delete, self._api, request.name, request.namespace)
         await connection.answer_pings_during(ending)
         return JobEnded()
@@ -191,9 +191,8 @@ class Provisioner:
             pending.is_new = True
             self._require_quota(spec, owner)  # again: another job of the caller may have been created meanwhile
 
-        return _without_token(
-            lifecycle.start(self._api, spec, pending, timeout=timeout, owner=owner, groups=groups, on_new=on_new)
-        )
+        job = lifecycle.start(self._api, spec, pending, timeout=timeout, owner=owner, groups=groups, on_new=on_new)
+        return job.without_token()
 
     def _list_counted(self, namespace: str) -> list[ListedJob]:
         return self._list_blocking(counted_namespaces(self._policy, namespace))
@@ -216,10 +215,6 @@ def _audit(request: ProvisioningRequest, origin: Origin, caller: str, refused: s
     job = request.job if isinstance(request, StartJob) else request
     names = {} if isinstance(job, ListJobs) else {"job": job.name}
     audit(actions[type(request)], origin, caller=caller, refused=refused, **names, namespace=job.namespace)
-
-
-def _without_token(job: RunningJob) -> RunningJob:
-    return job.model_copy(update={"token": ""})
 
 
 class PendingJobs:

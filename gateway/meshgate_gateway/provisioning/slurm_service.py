@@ -32,6 +32,7 @@ from meshgate_gateway.http.auth import (
     action_of,
     audit,
     bearer_token,
+    busy,
     credentials_for,
     digest_of,
     origin_of,
@@ -41,7 +42,7 @@ from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.provisioning.conversations import Conversations
-from meshgate_gateway.provisioning.refusals import at_limit, busy, job_not_allowed
+from meshgate_gateway.provisioning.refusals import at_limit, job_not_allowed
 from meshgate_gateway.provisioning.slurm_policy import (
     DEFAULT_PYTHON,
     Caller,

@@ -32,7 +32,7 @@ from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
 from meshgate_wire.fields import first_problem
-from meshgate_wire.status import RUN_NAME, RunOutput, Runs, RunStatus, StopRequest, Submission
+from meshgate_wire.status import MAX_GRACE, RUN_NAME, RunOutput, Runs, RunStatus, StopRequest, Submission
 
 log = EventLog()
 
@@ -267,7 +267,7 @@ class Service:
             if run.name in self._runners:
                 run.request_stop(grace)  # which its runner looks for
         except ValidationError:
-            reason = 'the body must be {"grace": <seconds>}, a number from 0 to 86400'
+            reason = f'the body must be {{"grace": <seconds>}}, a number from 0 to {MAX_GRACE}'
             audited(refused=reason)
             raise MalformedRequest(HTTPStatus.BAD_REQUEST, reason) from None
         except OSError as error:

@@ -50,12 +50,19 @@ def parsed(head: bytes) -> Request:
     return request
 
 
-def with_proxy(run: Run, test: Callable[[socket.socket, socket.socket], Awaitable[None]], head: bytes = HEAD) -> None:
-    """Runs ``test`` with the client's and the upstream server's socket."""
+def with_proxy(
+    run: Run,
+    test: Callable[[socket.socket, socket.socket], Awaitable[None]],
+    head: bytes = HEAD,
+    sent_before: bytes = b"",
+) -> None:
+    """Runs ``test`` with the client's and the upstream server's socket. ``sent_before``: by the client, in any case
+    before anything is forwarded."""
 
     async def forward() -> None:
         loop = asyncio.get_running_loop()
         client, connection = socket.socketpair()
+        client.sendall(sent_before)
         client.setblocking(False)
         with listen("127.0.0.1", 0) as listener, client:
             port = listener.getsockname()[1]
@@ -134,21 +141,10 @@ def test_the_connection_is_closed_if_the_upstream_server_does_not_listen(run: Ru
 def test_nothing_that_a_client_sends_gets_in_front_of_the_head(run: Run) -> None:
     """Otherwise it could begin a request of its own, which the credentials then complete."""
 
-    async def forward() -> None:
-        loop = asyncio.get_running_loop()
-        client, connection = socket.socketpair()
-        client.sendall(b"too early")
-        with listen("127.0.0.1", 0) as listener, client:
-            port = listener.getsockname()[1]
-            proxying = asyncio.create_task(
-                proxy_bytes(connection, parsed(HEAD), "/v1/job", "127.0.0.1", port, CREDENTIALS)
-            )
-            upstream, _ = await loop.sock_accept(listener)
-            with upstream:
-                assert await read(upstream, len(FORWARDED) + 9) == FORWARDED + b"too early"
-            await proxying
+    async def test(client: socket.socket, upstream: socket.socket) -> None:
+        assert await read(upstream, len(FORWARDED) + 9) == FORWARDED + b"too early"
 
-    run(asyncio.wait_for(forward(), DEADLINE))
+    with_proxy(run, test, sent_before=b"too early")
 
 
 def test_a_side_that_does_not_read_makes_the_other_one_wait(run: Run) -> None:

@@ -188,8 +188,7 @@ class PodDialer:
 
     async def dial(self) -> Route:
         pod = await self._gateway.find()
-        host = f"[{pod.host}]" if ":" in pod.host else pod.host
-        return Route(f"ws://{host}:{pod.port}", headers=self._headers, through_proxy=False)
+        return Route(f"ws://{pod.address}", headers=self._headers, through_proxy=False)
 
     async def gone(self) -> str | None:
         return await self._gateway.gone()

@@ -108,7 +108,9 @@ class RunningCalls:
 
     async def run(self, number: int, method: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
         task: Any = asyncio.current_task()
-        running = self._running[number] = Running(asyncio.get_running_loop(), task)
+        running = Running(asyncio.get_running_loop(), task)
+        if number:  # nothing cancels others
+            self._running[number] = running
         try:
             if number in self._early:
                 _refuse()
