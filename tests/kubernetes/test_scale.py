@@ -13,6 +13,12 @@ from typer.testing import CliRunner
 from meshgate import Actor, Compute, KubernetesJob, endpoint
 from meshgate.cli.app import app
 from meshgate.errors import JobError, SupervisionError
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Conflict
+from meshgate_kubernetes.jobs import lifecycle
+from meshgate_kubernetes.jobs.scaling import scale
+from meshgate_kubernetes.manifests.job_objects import CHANGE_ANNOTATION
+from tests.clusters.kubernetes.fake_api import IgnoreProgress
 from tests.kubernetes.actors import Counter, Trainer
 from tests.kubernetes.cluster import Kubectl, own_namespace
 from tests.kubernetes.test_waiting import wait_counted
@@ -120,6 +126,26 @@ def test_the_command_scales_a_job_and_a_submitted_program_with_its_first_number_
     printed = "".join(run.logs())
     assert "has been scaled from {'workers': 1} to {'workers': 2} hosts\n" in printed
     assert "{'hosts': 2}\n" in printed
+
+
+def test_a_job_has_one_change_at_a_time(job: KubernetesJob, namespace: str, kubectl: Kubectl, api: Api) -> None:
+    job.apply()
+
+    def ask(path: str, body: bytes | None) -> None:  # after the change has read the present number, before it begins
+        job.scale("workers", 2)
+
+    found = lifecycle.find(api, "scaled", namespace)
+    with pytest.raises(Conflict, match="another program has changed the job at the same time"):
+        scale(api, found, "workers", 3, IgnoreProgress(), timeout=60, ask_gateway=ask)
+    assert pods(kubectl) == ["scaled-workers-0", "scaled-workers-1"]
+    kubectl(
+        "annotate", "configmap", "scaled", f"{CHANGE_ANNOTATION}=workers=1"
+    )  # as a program does that is killed then
+    with pytest.raises(JobError, match="another program is changing mesh 'workers' to 1 hosts"):
+        job.scale("workers", 3)
+    job.scale("workers", 1)
+    assert pods(kubectl) == ["scaled-workers-0"]
+    assert CHANGE_ANNOTATION not in kubectl("get", "configmap", "scaled", "-o", "yaml")
 
 
 def test_a_mesh_that_cannot_grow_stays_as_it_is_and_the_error_says_why(namespace: str) -> None:

@@ -268,17 +268,17 @@ def _clean_up(api: Api, spec: JobSpec, uid: str) -> None:
 
 def find(api: Api, name: str, namespace: str) -> RunningJob:
     """The running job of this name. Raises as ``read_current`` does."""
-    spec, uid = read_current(api, name, namespace)
+    spec, parent = read_current(api, name, namespace)
     secret = api.get("Secret", Names(name).secret, namespace)
     token = base64.b64decode(secret["data"]["token"]).decode()
     meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
-    return RunningJob(name=name, namespace=namespace, uid=uid, token=token, meshes=meshes)
+    return RunningJob(name=name, namespace=namespace, uid=parent["metadata"]["uid"], token=token, meshes=meshes)
 
 
-def read_current(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:
-    """As ``objects.read_spec``. Raises NotFound, and Rejected if another version of meshgate created the job."""
+def read_current(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
+    """As ``objects.read_parent``. Raises NotFound, and Rejected if another version of meshgate created the job."""
     try:
-        return objects.read_spec(api, name, namespace)
+        return objects.read_parent(api, name, namespace)
     except ValueError:
         raise Rejected(
             f"job {name!r} in namespace {namespace!r} was created by another version of meshgate: use that version, "

@@ -3,6 +3,9 @@
 The number that counts is in the job's ConfigMap, and the job's gateway reads it there when it is asked to. New hosts
 count once all of them are ready, and hosts that are removed no longer count when their pods are deleted: no session
 attaches to a host that is not there. Repeating a change completes it after an interruption.
+
+A job has one change at a time, from all programs together: the ConfigMap says which. Each patch of it has the version
+that the last one returned, which the API server compares, so of two programs that begin at once, one is refused.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import KubernetesError, Rejected
+from meshgate_kubernetes.errors import Conflict, KubernetesError, Rejected
 from meshgate_kubernetes.jobs.lifecycle import Permission, RunningJob, read_current, require_each
-from meshgate_kubernetes.manifests.job_objects import sizes_data, with_sizes
+from meshgate_kubernetes.manifests.job_objects import CHANGE_ANNOTATION, sizes_data, with_sizes
 from meshgate_kubernetes.manifests.names import Names
-from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec
+from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from meshgate_kubernetes.status.readiness import ProgressListener, wait_ready
 from meshgate_wire.fields import first_problem
@@ -52,20 +55,26 @@ def scale(
 
     ``require_allowed`` is called with the job as it will be, if the mesh grows, and raises if that may not be. Nothing
     is changed then, nor if processes run on hosts that would be removed. If new hosts do not become ready within
-    ``timeout`` seconds, or cannot, they are removed, and KubernetesError says why. Raises what ``ask_gateway`` raises.
+    ``timeout`` seconds, or cannot, they are removed, and KubernetesError says why: Conflict if another change is in
+    progress. Raises what ``ask_gateway`` raises.
     """
-    spec, uid = read_current(api, job.name, job.namespace)
+    spec, parent = read_current(api, job.name, job.namespace)
     mesh = _scalable(spec, name)
     if hosts > mesh.replicas:
         require_allowed(with_sizes(spec, {name: hosts}))
     require_each(api, spec.namespace, PERMISSIONS)
-    change = _Change(api, spec, mesh, hosts, timeout, ask_gateway)
+    change = _Change(api, spec, mesh, hosts, timeout, ask_gateway, parent)
     change.have_gateway_read()  # before anything is changed: one that cannot is too old, or cannot be reached
     if hosts < mesh.replicas:
         _require_unused(ask_gateway("/v1/status", None), change.leaving)
-        change.shrink()
-    else:
-        change.grow(uid, listener)
+    change.begin()
+    try:
+        if hosts < mesh.replicas:
+            change.shrink()
+        else:
+            change.grow(listener)
+    finally:
+        change.end()
     return job.model_copy(update={"meshes": {**job.meshes, name: hosts}})
 
 
@@ -112,9 +121,9 @@ def _require_unused(answer: Any, hosts: Collection[str]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Change:
-    """A change of ``mesh``, as ``spec`` has it, to ``hosts`` hosts."""
+    """A change of ``mesh``, as ``spec`` has it, to ``hosts`` hosts. ``parent``: the job's ConfigMap as it is now."""
 
     api: Api
     spec: JobSpec
@@ -122,6 +131,8 @@ class _Change:
     hosts: int
     timeout: float
     ask_gateway: AskGateway
+    parent: Object
+    begun: bool = False  # and no other program has taken it over
 
     def have_gateway_read(self) -> None:
         """The numbers of hosts, as they are recorded now."""
@@ -133,16 +144,44 @@ class _Change:
         stateful_set = Names(self.spec.name).mesh(self.mesh.name)
         return {f"{stateful_set}-{rank}" for rank in range(self.hosts, self.mesh.replicas)}
 
-    def grow(self, uid: str, listener: ProgressListener) -> None:
+    def begin(self) -> None:
+        """Raises Conflict if another change has begun, unless it is the same one, which may have been interrupted."""
+        this = f"{self.mesh.name}={self.hosts}"
+        begun = (self.parent["metadata"].get("annotations") or {}).get(CHANGE_ANNOTATION, this)
+        if begun != this:
+            mesh, _, hosts = begun.partition("=")
+            raise Conflict(
+                f"another program is changing mesh {mesh!r} to {hosts} hosts: repeat this when that has ended. If that "
+                f"program was killed, `meshgate scale -n {self.spec.namespace} {self.spec.name} {mesh} {hosts}` "
+                "completes its change. Nothing was changed"
+            )
+        self._patch_parent({"metadata": {"annotations": {CHANGE_ANNOTATION: this}}})
+        self.begun = True
+
+    def end(self) -> None:
+        if not self.begun:
+            return
+        try:
+            self._patch_parent({"metadata": {"annotations": {CHANGE_ANNOTATION: None}}})
+        except KubernetesError as error:  # the result of the change matters more
+            log.warning(
+                "cannot record that the change of mesh %r has ended, so others may be refused until it is repeated: %s",
+                self.mesh.name,
+                error,
+            )
+
+    def grow(self, listener: ProgressListener) -> None:
         try:
             self._set_replicas(self.hosts)
-            wait_ready(self.api, with_sizes(self.spec, {self.mesh.name: self.hosts}), uid, listener, self.timeout)
+            grown, uid = with_sizes(self.spec, {self.mesh.name: self.hosts}), self.parent["metadata"]["uid"]
+            wait_ready(self.api, grown, uid, listener, self.timeout)
             self._record(self.hosts)
             self.have_gateway_read()
         except BaseException:
             try:
-                self._record(self.mesh.replicas)
-                self._set_replicas(self.mesh.replicas)
+                if self.begun:
+                    self._record(self.mesh.replicas)
+                    self._set_replicas(self.mesh.replicas)
             except KubernetesError as error:  # the reason for the failure matters more
                 log.warning("cannot take mesh %r back to %d hosts: %s", self.mesh.name, self.mesh.replicas, error)
             raise
@@ -163,8 +202,20 @@ class _Change:
                 )
 
     def _record(self, hosts: int) -> None:
-        patch = {"data": sizes_data({self.mesh.name: hosts})}
-        self.api.merge_patch("ConfigMap", Names(self.spec.name).parent, self.spec.namespace, patch)
+        self._patch_parent({"data": sizes_data({self.mesh.name: hosts})})
+
+    def _patch_parent(self, patch: Object) -> None:
+        """Raises Conflict if the job has changed since ``parent``, which becomes what it is now."""
+        seen = {"resourceVersion": self.parent["metadata"]["resourceVersion"], **patch.get("metadata", {})}
+        name, namespace = Names(self.spec.name).parent, self.spec.namespace
+        try:
+            self.parent = self.api.merge_patch("ConfigMap", name, namespace, {**patch, "metadata": seen})
+        except Conflict as error:
+            self.begun = False
+            raise Conflict(
+                "another program has changed the job at the same time: look at its number of hosts (`meshgate ls -n "
+                f"{namespace}`), and repeat this if it is still wanted"
+            ) from error
 
     def _set_replicas(self, hosts: int) -> None:
         name = Names(self.spec.name).mesh(self.mesh.name)

@@ -57,7 +57,9 @@ class FakeApi:
 
     def _put(self, obj: Object) -> Object:
         kind, _, name = key = _key(obj)
-        metadata = {"uid": f"{kind}-{name}-{len(self._changes)}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        number = str(len(self._changes))
+        metadata = {"uid": f"{kind}-{name}-{number}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        metadata["resourceVersion"] = number
         made = {**obj, "metadata": {**metadata, **obj["metadata"]}}
         for name, text in (made.pop("stringData", None) or {}).items():
             made["data"] = {**made.get("data", {}), name: base64.b64encode(text.encode()).decode()}
@@ -81,7 +83,9 @@ class FakeApi:
     def merge_patch(self, kind: str, name: str, namespace: str, patch: Object) -> Object:
         with self._changed:
             obj = self.get(kind, name, namespace)
-            changed = {**obj, **{key: {**obj.get(key, {}), **values} for key, values in patch.items()}}
+            if (expected := patch.get("metadata", {}).get("resourceVersion")) not in (None, _version(obj)):
+                raise Conflict(f"{kind} {name!r} has version {_version(obj)}, not {expected}")
+            changed = _merged(_merged(obj, patch), {"metadata": {"resourceVersion": str(len(self._changes))}})
             self._objects[_key(obj)] = changed
             self._record("MODIFIED", changed)
             if kind == "StatefulSet":
@@ -210,6 +214,17 @@ class FakeWatch(Iterator[tuple[str, Object]]):
         with self._api._changed:
             self._closed = True
             self._api._changed.notify_all()
+
+
+def _merged(obj: Object, patch: Object) -> Object:
+    """As RFC 7396 merges them."""
+    merged = {**obj, **{key: value for key, value in patch.items() if not isinstance(value, dict)}}
+    merged.update({key: _merged(obj.get(key) or {}, value) for key, value in patch.items() if isinstance(value, dict)})
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _version(obj: Object) -> str:
+    return str(obj["metadata"]["resourceVersion"])
 
 
 def _owners(obj: Object) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
-from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed, JobUnsupported
+from meshgate.errors import AuthenticationError, GatewayError, JobError, JobNotRunning, JobStartFailed, JobUnsupported
 from meshgate.jobs.kubernetes.display import SilentDisplay, cannot_scale, choose_display, ready_message
 from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.jobs.kubernetes.tokens import find_token, token_is_renewed, token_to_dial
@@ -34,6 +34,8 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 from meshgate_kubernetes.manifests.names import generate_job_name
 
 END_TIMEOUT = 180.0
+_UNKNOWN_SCALE = "Input tag 'scale' "
+"""How a gateway from before ScaleJob begins its answer to one: with pydantic's message."""
 CREATES_NONE = (
     "To use its job, omit compute=, selector= and add_mesh(); to create jobs, set MESHGATE_URL to a provisioning "
     "gateway, or use a kubeconfig"
@@ -138,9 +140,18 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         with choose_display(f"{job.namespace}/{job.name}") as display, closing(replies):
             last = _show(replies, display)
             if isinstance(last, RequestRejected):
-                raise JobError(cannot_scale(job, mesh, hosts, f"{self._dialer}: {last.reason}"))
+                raise JobError(cannot_scale(job, mesh, hosts, f"{self._dialer}: {self._why_not_scaled(last)}"))
             display.done(f"has {hosts} hosts in mesh {mesh!r}")
         return job.model_copy(update={"meshes": last.job.meshes})
+
+    def _why_not_scaled(self, rejected: RequestRejected) -> str:
+        if not rejected.reason.startswith(_UNKNOWN_SCALE):
+            return rejected.reason
+        try:
+            version = f"meshgate {self._get('/healthz')['version']}"
+        except GatewayError:  # an ingress may forward nothing but /v1
+            version = "an older version of meshgate"
+        return f"this gateway runs {version}, which cannot scale jobs: ask its operator to upgrade it"
 
     def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
         """Ends a job that the gateway started. A job whose own gateway this is keeps running."""

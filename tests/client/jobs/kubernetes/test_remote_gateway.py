@@ -53,11 +53,13 @@ REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute
 
 
 class FakeGateway:
-    """Sends ``scripts[n]`` on its n-th connection, then closes it. ``about`` is the reply of ``/v1/job``."""
+    """Sends ``scripts[n]`` on its n-th connection, then closes it. ``about`` is the reply of ``/v1/job``,
+    and ``health`` that of ``/healthz``."""
 
     def __init__(self, *scripts: tuple[BaseModel, ...], about: dict[str, int] | None = None, status: int = 0) -> None:
         self.scripts = list(scripts)
         self.about = {"meshes": about or {}}
+        self.health = b""
         self.status = status
         self.proves = True
         self.cuts = 0  # connections that are closed without an answer
@@ -79,8 +81,8 @@ class FakeGateway:
             body = json.dumps({"error": "token rejected"}).encode()
             headers = Headers(proof_for(request.headers, self.status, body) if self.proves else {})
             return Response(self.status, http.HTTPStatus(self.status).phrase, headers, body)
-        if request.path == "/v1/job":
-            body = json.dumps(self.about).encode()
+        if request.path in ("/v1/job", "/healthz"):
+            body = json.dumps(self.about).encode() if request.path == "/v1/job" else self.health
             proof = proof_for(request.headers, 200, body) if self.proves else {}
             return Response(200, "OK", Headers({"Content-Length": str(len(body)), **proof}), body)
         return None
@@ -345,6 +347,21 @@ def test_a_refused_change_of_the_number_of_hosts_says_which_and_why() -> None:
     refused = RequestRejected(reason="5 pods exceed the limit of 4")
     message = rf"cannot scale mesh 'workers' of job '{JOB.name}' from 1 to 5 hosts: the gateway at .*: 5 pods exceed"
     with running(FakeGateway((refused,))) as remote, pytest.raises(JobError, match=message):
+        remote.scale(JOB, "workers", 5, 60)
+
+
+@pytest.mark.parametrize(
+    ("health", "runs"),
+    [(b'{"version": "0.0.9"}', "meshgate 0.0.9"), (b"<html>an ingress</html>", "an older version of meshgate")],
+)
+def test_a_gateway_that_is_too_old_to_scale_says_so_with_its_version(health: bytes, runs: str) -> None:
+    unknown = "Input tag 'scale' found using 'ask' does not match any of the expected tags: 'start', 'find', 'list'"
+    gateway = FakeGateway((RequestRejected(reason=unknown),))
+    gateway.health = health
+    message = (
+        rf"to 5 hosts: the gateway at .*: this gateway runs {runs}, which cannot .* ask its operator to upgrade it"
+    )
+    with running(gateway) as remote, pytest.raises(JobError, match=message):
         remote.scale(JOB, "workers", 5, 60)
 
 

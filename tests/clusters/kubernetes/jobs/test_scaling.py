@@ -15,7 +15,7 @@ from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.jobs.scaling import scale
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec
 from meshgate_kubernetes.status import readiness
-from meshgate_kubernetes.status.readiness import JobNotReady
+from meshgate_kubernetes.status.readiness import JobNotReady, Progress
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import Object, found_mesh, job, mesh
 
@@ -39,9 +39,9 @@ class Scaled:
     def start(self, spec: JobSpec) -> RunningJob:
         return lifecycle.start(cast("Api", self.api), spec, IgnoreProgress(), timeout=10)
 
-    def scale(self, hosts: int, *, name: str = "workers", timeout: float = 10, **how: Callable[..., Any]) -> RunningJob:
-        given: dict[str, Any] = {"ask_gateway": self.ask, "require_allowed": self._allow, **how}
-        return scale(cast("Api", self.api), self.running, name, hosts, IgnoreProgress(), timeout=timeout, **given)
+    def scale(self, hosts: int, *, name: str = "workers", timeout: float = 10, **how: Any) -> RunningJob:
+        given: dict[str, Any] = {"ask_gateway": self.ask, "require_allowed": self._allow, "listener": IgnoreProgress()}
+        return scale(cast("Api", self.api), self.running, name, hosts, timeout=timeout, **{**given, **how})
 
     def _allow(self, grown: JobSpec) -> None:
         self.allowed.append(grown.meshes[0].replicas)
@@ -65,6 +65,17 @@ class Scaled:
     @property
     def replicas(self) -> int:
         return int(self.api.get("StatefulSet", "trainer-workers", "team")["spec"]["replicas"])
+
+
+class OnProgress(IgnoreProgress):
+    """Calls ``action`` once, while new hosts are awaited."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._actions = [action]
+
+    def progress(self, progress: Progress) -> None:
+        while self._actions:
+            self._actions.pop()()
 
 
 def test_a_mesh_grows_and_its_number_of_hosts_is_known_everywhere_once_they_are_ready() -> None:
@@ -124,17 +135,14 @@ def test_an_interrupted_growth_is_taken_back() -> None:
 def test_the_failure_is_reported_even_if_the_growth_cannot_be_taken_back(caplog: pytest.LogCaptureFixture) -> None:
     scaled = Scaled(FakeApi())
     scaled.api.pods_come_up = False
-    patch = scaled.api.merge_patch
 
     def fail(kind: str, name: str, namespace: str, change: Object) -> Object:
-        if kind == "ConfigMap":
-            raise Unreachable("the API server does not respond")
-        return patch(kind, name, namespace, change)
+        raise Unreachable("the API server does not respond")
 
-    scaled.api.merge_patch = fail  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING), pytest.raises(JobNotReady):
-        scaled.scale(3, timeout=0.1)
+        scaled.scale(3, timeout=0.1, listener=OnProgress(lambda: setattr(scaled.api, "merge_patch", fail)))
     assert "cannot take mesh 'workers' back to 2 hosts: the API server" in caplog.text
+    assert "cannot record that the change of mesh 'workers' has ended" in caplog.text
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
@@ -153,6 +161,42 @@ def test_a_change_that_was_interrupted_is_completed_by_repeating_it() -> None:
     scaled.api.merge_patch("StatefulSet", "trainer-workers", "team", {"spec": {"replicas": 5}})  # then it was killed
     scaled.scale(2)
     assert scaled.pods == WORKERS
+
+
+def test_of_two_changes_that_begin_at_once_one_is_refused() -> None:
+    scaled = Scaled(FakeApi())
+    others = [4]
+
+    def ask(path: str, body: bytes | None) -> Any:
+        while others:  # after this change has read the present number, and before it has begun
+            scaled.scale(others.pop())
+        return scaled.ask(path, body)
+
+    with pytest.raises(Conflict, match=r"has changed the job at the same time: .*\(`meshgate ls -n team`\)"):
+        scaled.scale(1, ask_gateway=ask)
+    assert (scaled.hosts, scaled.replicas) == (4, 4)
+    assert scaled.scale(1).meshes == {"workers": 1}
+
+
+def test_a_change_is_refused_while_another_one_is_in_progress() -> None:
+    scaled = Scaled(FakeApi())
+
+    def change() -> None:
+        with pytest.raises(
+            Conflict, match=r"is changing mesh 'workers' to 3 hosts: .* scale -n team trainer workers 3`"
+        ):
+            scaled.scale(4)
+
+    scaled.scale(3, listener=OnProgress(change))
+    assert (scaled.hosts, scaled.replicas) == (3, 3)
+
+
+def test_a_change_that_another_program_has_repeated_is_left_to_that(caplog: pytest.LogCaptureFixture) -> None:
+    scaled = Scaled(FakeApi())
+    with pytest.raises(Conflict, match="has changed the job at the same time"):
+        scaled.scale(3, listener=OnProgress(lambda: scaled.scale(3)))
+    assert (scaled.hosts, scaled.replicas, caplog.text) == (3, 3, "")
+    assert scaled.scale(4).meshes == {"workers": 4}
 
 
 def test_pods_that_stay_after_their_host_was_removed_are_named() -> None:
