@@ -190,6 +190,8 @@ class ClientConnection(asyncio.Protocol):
             self._receiver.connection_writable(self)
 
     def eof_received(self) -> None:
+        # So does a gateway that forwards end. By a port-forward, its client gets this a second before the end itself.
+        self.close(CloseCode.GOING_AWAY, "the connection to the client has ended")
         self._protocol.receive_eof()
 
     def connection_lost(self, error: Exception | None) -> None:

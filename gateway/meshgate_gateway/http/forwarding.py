@@ -36,6 +36,8 @@ from meshgate_wire.handshake import SOFTWARE_VERSION
 CONNECT_TIMEOUT = 5.0
 FLUSH_TIMEOUT = 30.0
 """Seconds that the client has, once the server has ended the connection, to take what it has sent."""
+FAREWELL_TIMEOUT = 2.0
+"""Seconds that the server beside the engines has to close the connections of a gateway that ends."""
 MAX_CONNECTIONS = 512
 _READS = {*READING.values(), action_of(RUNS_PATH, "GET")}
 
@@ -83,7 +85,10 @@ class Forwarder:
             return busy(str(error)).response()
         if verb not in _READS:  # the server beside the engines logs who reads, once a minute
             audited(caller=caller.caller)
-        task = asyncio.create_task(forward_bytes(connection.dup(), request, path, upstream, credentials))
+        forwarding = forward_bytes(
+            connection.dup(), request, path, upstream, credentials, farewell_timeout=FAREWELL_TIMEOUT
+        )
+        task = asyncio.create_task(forwarding)
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         return None
@@ -134,22 +139,36 @@ async def proxy_bytes(
 
 
 async def forward_bytes(
-    connection: socket.socket, request: Request, path: str, upstream: socket.socket, credentials: Mapping[str, str]
+    connection: socket.socket,
+    request: Request,
+    path: str,
+    upstream: socket.socket,
+    credentials: Mapping[str, str],
+    *,
+    farewell_timeout: float = 0,
 ) -> None:
     """Sends ``request``, with ``path`` and ``credentials`` in place of its own, to the server that ``upstream`` is
-    connected to; then copies bytes both ways until one side ends. Owns both sockets."""
+    connected to; then copies bytes both ways until one side ends. Owns both sockets.
+
+    When it is cancelled, the server gets the end of the client's bytes, and has ``farewell_timeout`` seconds to reply
+    to that: an engine closes the websocket, which clients behind a port-forward notice a second before its end.
+    """
     loop = asyncio.get_running_loop()
     inner, outer = _Side(), _Side(_head(request, path, credentials) + request.body)
     inner.other, outer.other = outer, inner
+    ends = (inner.lost, outer.lost)
     with connection, upstream, suppress(OSError):
         try:
             for each in (connection, upstream):
                 each.setblocking(False)
             await loop.connect_accepted_socket(lambda: inner, upstream)
             await loop.connect_accepted_socket(lambda: outer, connection)
-            ends = (inner.lost, outer.lost)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(ends, timeout=FLUSH_TIMEOUT)
+        except asyncio.CancelledError:
+            if farewell_timeout and outer.end():
+                await asyncio.wait(ends, timeout=farewell_timeout)
+            raise
         finally:
             inner.abort()
             outer.abort()
@@ -168,7 +187,7 @@ class _Side(asyncio.Protocol):
 
     def __init__(self, first: bytes = b"") -> None:
         self.lost = asyncio.get_running_loop().create_future()
-        self._first, self._connected = first, False
+        self._first, self._connected, self._ended = first, False, False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not instances of it
@@ -179,7 +198,8 @@ class _Side(asyncio.Protocol):
             self.other.transport.write(self._first)
 
     def data_received(self, data: bytes) -> None:
-        self.other.transport.write(data)
+        if not self._ended:
+            self.other.transport.write(data)
 
     def eof_received(self) -> bool:
         """Whether this connection stays open: a client may have sent all that it will, and wait for the response. A
@@ -201,6 +221,14 @@ class _Side(asyncio.Protocol):
         self.lost.set_result(None)
         if self.other._connected:
             self.other.transport.close()  # once it has sent what it has received
+
+    def end(self) -> bool:
+        """Ends what the other side gets from this one, whatever arrives here later. False if there is no other side."""
+        if not self._connected or self.other.transport.is_closing():
+            return False
+        self._ended = True
+        self.other.transport.write_eof()
+        return True
 
     def abort(self) -> None:
         if self._connected:

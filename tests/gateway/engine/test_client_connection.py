@@ -148,6 +148,20 @@ async def test_the_peer_gets_the_reason_of_a_close_and_nothing_after_it() -> Non
 
 
 @async_test
+async def test_the_websocket_is_closed_when_the_bytes_of_the_client_end() -> None:
+    receiver = Receiver()
+    _, opening, near = await handshake(receiver)
+    websocket = await opening
+    near.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionClosed) as caught:
+        await websocket.recv()
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == CloseCode.GOING_AWAY
+    await until(lambda: receiver.closed)
+    assert receiver.closed == ["the connection to the client has ended"]
+
+
+@async_test
 async def test_a_connection_without_data_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connection, "IDLE_TIMEOUT", 0.05)
     async with connected() as (receiver, connection, _):

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from meshgate_gateway.http import forwarding
 from meshgate_gateway.http.auth import JOB_IDENTITY, TokenAuthenticator
-from meshgate_gateway.http.forwarding import EnginesUnavailable, Forwarder, proxy_bytes
+from meshgate_gateway.http.forwarding import EnginesUnavailable, Forwarder, forward_bytes, proxy_bytes
 from meshgate_gateway.http.messages import HeadParser, Request
 from meshgate_gateway.http.server import listen
 from meshgate_wire.proof import PROOF_HEADER, Prover, engines_key, gateway_name, new_nonce
@@ -164,6 +164,49 @@ def test_a_side_that_does_not_read_makes_the_other_one_wait(run: Run) -> None:
     with_proxy(run, test)
 
 
+@pytest.mark.parametrize("replies", [True, False], ids=["a server that replies", "a server that does not"])
+def test_a_connection_that_is_cancelled_brings_the_client_the_last_words_of_the_server(run: Run, replies: bool) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        client, connection = socket.socketpair()
+        near, upstream = socket.socketpair()
+        for each in (client, near, upstream):
+            each.setblocking(False)
+        with client, upstream:
+            timeout = DEADLINE if replies else 0.01
+            forwarding = forward_bytes(connection, parsed(HEAD), "/v1/job", near, CREDENTIALS, farewell_timeout=timeout)
+            task = asyncio.create_task(forwarding)
+            assert await read(upstream, len(FORWARDED)) == FORWARDED
+            task.cancel()
+            assert await read(upstream, 1) == b""
+            if replies:
+                await loop.sock_sendall(client, b"too late")
+                await loop.sock_sendall(upstream, b"last word")
+                upstream.close()
+            assert await read(client, 10) == (b"last word" if replies else b"")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(asyncio.wait_for(test(), DEADLINE))
+
+
+def test_a_connection_is_cancelled_at_once_before_it_reaches_the_server(run: Run) -> None:
+    async def test() -> None:
+        client, connection = socket.socketpair()
+        near, upstream = socket.socketpair()
+        with client, upstream:
+            forwarding = forward_bytes(
+                connection, parsed(HEAD), "/v1/job", near, CREDENTIALS, farewell_timeout=DEADLINE
+            )
+            task = asyncio.create_task(forwarding)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(asyncio.wait_for(test(), DEADLINE))
+
+
 # --- gateways in front of the engines
 
 
@@ -195,6 +238,22 @@ def test_a_gateway_that_is_asked_to_end_closes_its_connections_at_once(engines: 
         server.process.send_signal(signal.SIGTERM)
         assert connection.closed_by_peer()
         assert server.wait() == 0
+
+
+def test_a_gateway_that_is_asked_to_end_passes_on_the_last_words_of_the_engines() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(DEADLINE)
+        gateway = ServerProcess("--forward-to", f"127.0.0.1:{listener.getsockname()[1]}")
+        with gateway, gateway.dial() as connection, listener.accept()[0] as upstream:
+            upstream.settimeout(DEADLINE)
+            upstream.recv(1)
+            gateway.process.send_signal(signal.SIGTERM)
+            while upstream.recv(65_536):
+                pass
+            upstream.sendall(b"last word")
+            upstream.shutdown(socket.SHUT_WR)
+            assert connection.rest() == b"last word"
+            assert gateway.wait() == 0
 
 
 def test_a_gateway_ends_with_the_process_that_started_it(engines: ServerProcess) -> None:
