@@ -198,13 +198,15 @@ def start(
     groups: Sequence[str] = (),
     forward: bool = False,
     on_new: Callable[[RunningJob], None] = lambda job: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> RunningJob:
     """Creates the job and waits until it is ready. If the same job runs already, uses that.
 
     ``owner``, and the ``groups`` it shares the job with, are recorded in the job; ``forward``: it will be reached by
     port-forward. ``on_new`` is called as soon as a new job exists, with what ``end`` needs and neither token nor
-    meshes. On any failure, Ctrl-C included, a new job is deleted. Raises KubernetesError: JobNotReady; Forbidden with
-    all missing permissions, before anything is created; Conflict if a different job has the name.
+    meshes, and ``meanwhile`` while pods start. On any failure, Ctrl-C included, a new job is deleted. Raises
+    KubernetesError: JobNotReady; Forbidden with all missing permissions, before anything is created; Conflict if a
+    different job has the name.
     """
     spec = resolve(api, requested)
     require_permissions(api, spec, forward=forward)
@@ -215,6 +217,7 @@ def start(
         if new:
             on_new(RunningJob(name=spec.name, namespace=spec.namespace, uid=uid, token="", meshes={}))
         objects.create_owned(api, spec, parent, listener)
+        meanwhile()
         wait_ready(api, spec, uid, listener, timeout)
         return find(api, spec.name, spec.namespace)
     except JobNotReady as error:

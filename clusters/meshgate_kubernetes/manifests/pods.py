@@ -399,10 +399,11 @@ def _gateway_container(spec: JobSpec, component: str) -> Object:
             {"name": "gateway", "containerPort": GATEWAY_PORT, "protocol": "TCP"},
             *([] if forwards else [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}]),
         ],
-        "startupProbe": {"httpGet": {**probe, "path": "/healthz"}, "periodSeconds": 1, "failureThreshold": 120},
+        # Without a startup probe, after whose success older kubelets wait a second before they probe the readiness.
         "readinessProbe": {"httpGet": {**probe, "path": "/readyz"}, "periodSeconds": 1, "timeoutSeconds": 5},
         "livenessProbe": {
             "httpGet": {**probe, "path": "/healthz"},
+            "initialDelaySeconds": 60,
             "periodSeconds": 10,
             "timeoutSeconds": 10,
             "failureThreshold": 6,

@@ -74,6 +74,20 @@ def test_the_right_to_port_forward_is_checked_only_if_it_is_needed() -> None:
 
 
 @pytest.mark.usefixtures("_silent")
+def test_what_a_session_needs_is_imported_while_pods_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, imported = FakeApi(), []
+    api.pods_come_up = False
+
+    def record() -> None:
+        imported.append(api.made[-1])
+        api.bring_up()
+
+    monkeypatch.setattr(cluster, "_import_proxies", record)
+    cluster_of(api).start(REQUEST)
+    assert imported == api.made[-1:]
+
+
+@pytest.mark.usefixtures("_silent")
 def test_a_missing_job_is_named_with_its_namespace() -> None:
     with pytest.raises(JobNotRunning, match="there is no job 'trainer' in namespace 'team'"):
         cluster_of(FakeApi()).find_job("trainer", "team")

@@ -60,6 +60,19 @@ def test_a_started_job_is_found_with_its_token() -> None:
     assert lifecycle.find(cast("Api", api), "trainer", "team") == started
 
 
+def test_the_caller_can_use_the_time_in_which_pods_start() -> None:
+    api = FakeApi()
+    api.pods_come_up = False
+    made: list[str] = []
+
+    def meanwhile() -> None:
+        made.extend(api.made)
+        api.bring_up()
+
+    lifecycle.start(cast("Api", api), job(), IgnoreProgress(), timeout=10, meanwhile=meanwhile)
+    assert made == api.made
+
+
 @pytest.mark.parametrize("number", [1, 2, 5, 10])
 def test_an_interruption_at_any_point_leaves_nothing(number: int) -> None:
     api = FakeApi()

@@ -230,6 +230,12 @@ def test_only_volumes_are_writable_and_they_have_the_size_of_the_disk() -> None:
     assert all(volume["emptyDir"] == {"sizeLimit": "10Gi"} for volume in pod["volumes"])
 
 
+def test_a_gateway_has_two_minutes_to_start() -> None:
+    (container,) = gateway_template(job())["spec"]["containers"]
+    probe = container["livenessProbe"]
+    assert probe["initialDelaySeconds"] + probe["periodSeconds"] * probe["failureThreshold"] == 120
+
+
 def test_the_gateway_has_requests_and_limits() -> None:
     (container,) = gateway_template(job())["spec"]["containers"]
     assert container["resources"] == {
