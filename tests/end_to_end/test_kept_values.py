@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 import meshgate as kt
+from benchmarks.workload import Target
 from meshgate import (
     Actor,
     ActorError,
@@ -290,6 +292,17 @@ def test_results_of_calls_with_kept_values_can_stay_too(makers: Any, takers: Any
     failed = makers.add.keep(takers.first_byte.keep(makers.make.keep(10)), 1)
     with pytest.raises(ActorError, match="not subscriptable"):
         failed.get(TIMEOUT)
+
+
+def test_arrays_arrive_while_the_actors_class_imports_numpy(hosts: Any) -> None:
+    """On two threads of a process, one of which unpickles the array: with it, Python imports parts of numpy."""
+    givers = hosts.spawn_procs(name="givers").spawn("givers", Target)
+    given = givers.give.keep(1000)
+    given.info(TIMEOUT)
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="importing")
+    put, taken = procs.put(np.ones(8)), procs.spawn("takers", Target).take
+    assert set(taken.call(given.slice(hosts=0)).get(TIMEOUT).values()) == {1000}
+    assert set(taken.call(put).get(TIMEOUT).values()) == {64}
 
 
 def test_constructors_take_kept_values(makers: Any, hosts: Any) -> None:

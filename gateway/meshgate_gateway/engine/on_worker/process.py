@@ -112,7 +112,7 @@ async def set_up_process(
        ended, and this process ends itself and its children. Leaves out Monarch's prefix of log messages, for which
        ``log_prefix`` (``module:name``) is.
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
-    3. Starts to run from ``code``, if given.
+    3. Makes imports of several threads wait for one another, and starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
     5. Asks before it sends the engine, whose actor id is ``root``, a large message, and says with each reply how much
        it had printed. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception``
@@ -132,6 +132,7 @@ async def set_up_process(
     apply_image()
     if per_host > 1 and os.environ.get("MESHGATE_SPLIT_GPUS") == "1":
         take_gpus(os.environ, rank % per_host, per_host)
+    import_packages_first()
     if code is not None:
         activate(*code)
     if name:
@@ -189,6 +190,32 @@ def take_gpus(environment: MutableMapping[str, str], local_rank: int, per_host: 
             first, last = local_rank * len(gpus) // per_host, (local_rank + 1) * len(gpus) // per_host
             environment[f"MESHGATE_HOST_{name}"] = environment[name]
             environment[name] = ",".join(gpus[first : max(last, first + 1)])
+
+
+def import_packages_first() -> None:
+    """Makes an import of a module wait while another thread imports its package, as of Python 3.15.
+
+    Before, both may fail with an ImportError of a "partially initialized module" (python/cpython#83065), as when a
+    kept array arrives while an actor's class imports numpy: unpickling imports a module of numpy's.
+    """
+    bootstrap: Any = importlib.import_module("_frozen_importlib")
+    find_and_load = bootstrap._find_and_load
+
+    def load_with_packages(name: str, import_: Callable[[str], Any]) -> Any:
+        parts = name.split(".")
+        for length in range(1, len(parts)):
+            package = ".".join(parts[:length])
+            if package not in sys.modules:
+                bootstrap._call_with_frames_removed(import_, package)
+            elif getattr(getattr(sys.modules[package], "__spec__", None), "_initializing", False):
+                bootstrap._lock_unlock_module(package)  # not if that thread waits for this one
+        return find_and_load(name, import_)
+
+    if sys.version_info < (3, 15):
+        # With the name of importlib's file, Python leaves it out of tracebacks.
+        code = load_with_packages.__code__.replace(co_filename=find_and_load.__code__.co_filename)
+        load_with_packages.__code__ = code
+        bootstrap._find_and_load = load_with_packages
 
 
 def add_rank_attribute() -> None:

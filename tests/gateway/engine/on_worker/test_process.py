@@ -2,18 +2,24 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from meshgate_gateway.engine.on_worker import process
 from meshgate_gateway.engine.on_worker.process import apply_image, connect, descendants, import_sources, lock_packages
+from tests.gateway.engine.on_worker.test_kept_references import until
 from tests.gateway.server_process import DEADLINE, wait_gone
 
 # --- modules from source text
@@ -28,6 +34,43 @@ def test_modules_are_imported_from_source_text_below_a_package_of_their_own() ->
     assert scan.COUNT == 3
     with pytest.raises(ModuleNotFoundError):
         __import__(f"{package}.tree.missing")
+
+
+# --- imports
+
+
+def test_a_module_of_a_package_that_another_thread_imports_waits_for_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importing: Any = importlib.import_module("_frozen_importlib")
+    monkeypatch.setattr(importing, "_find_and_load", importing._find_and_load)  # to have it back afterwards
+    process.import_packages_first()
+    gate = SimpleNamespace(began=threading.Event(), go=threading.Event())
+    monkeypatch.setitem(sys.modules, "gate_of_package", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "imported_at_once"
+    package.mkdir()
+    begin = "from gate_of_package import began, go\nbegan.set()\nassert go.wait(60)\nname = 1\n"
+    (package / "__init__.py").write_text(f"{begin}from imported_at_once.module import value\n")
+    (package / "module.py").write_text("from imported_at_once import name\nvalue = name\n")
+    (package / "broken.py").write_text("raise ValueError('broken')\n")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(importlib.import_module, "imported_at_once")
+        assert gate.began.wait(DEADLINE)
+        identity: SimpleQueue[int] = SimpleQueue()
+
+        def second_import() -> Any:
+            identity.put(threading.get_ident())
+            return importlib.import_module("imported_at_once.module")
+
+        second = threads.submit(second_import)
+        thread = identity.get(timeout=DEADLINE)
+        until(lambda: bool(importing._blocking_on.get(thread)))
+        gate.go.set()
+        assert (first.result(DEADLINE).value, second.result(DEADLINE).value) == (1, 1)
+    with pytest.raises(ValueError, match="broken") as failed:
+        __import__("imported_at_once.broken")
+    assert "load_with_packages" not in {entry.name for entry in failed.traceback}
 
 
 # --- bootstrap
