@@ -303,15 +303,14 @@ class KeptValues:
 
     def _request(self, delivery: int, target: int, chosen: int | None, used: Mapping[int, KeptArgument]) -> Any:
         """The arguments of ``deliver``."""
-        holders, requests = [], []
+        requests = []
         for index, argument in used.items():
             kept, region = argument.kept, argument.region
             mesh, actors, _ = self._lookup.actors(kept.servers.actors, MeshRef(object=0, region=region))
-            holder = self._monarch.actors_argument(CLASS_DATA, CLASS, actors, region, mesh.procs_mesh)
-            holders.append(holder)
+            holder = self._monarch.dump_actors(CLASS_DATA, CLASS, actors, region, mesh.procs_mesh)
             sizes, labels = region.sizes, region.labels
             requests.append((index, kept.number, holder, labels, sizes, kept.positions(region), argument.whole))
-        return self._monarch.engine_payload(delivery, target, chosen, requests, objects=holders)
+        return self._monarch.engine_payload(delivery, target, chosen, requests)
 
     async def _collect(
         self, pending: PendingCall, receiver: Any, procs: ProcMesh, used: Collection[KeptArgument]

@@ -273,6 +273,9 @@ class Arguments(Protocol):
     def actors_argument(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> Any:
         """An actor mesh as users see it."""
 
+    def dump_actors(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> bytes:
+        """A plain pickle of an actor mesh that is up, for a worker."""
+
 
 class References(Protocol):
     """Meshes that workers return."""
@@ -290,7 +293,7 @@ class References(Protocol):
     """Refuses to create actors in processes with other versions."""
 
 
-class ControllerActors(Readiness, Protocol):
+class ControllerActors(Arguments, Readiness, Protocol):
     """Controllers: actors that the session keeps by name."""
 
     controllers_class: ClassVar[bytes]
@@ -298,9 +301,6 @@ class ControllerActors(Readiness, Protocol):
 
     def find_controllers_at(self, address: str, secret: str) -> None:
         """Makes actors that are spawned from now on ask at ``address`` for the session's controllers."""
-
-    def dump_actors(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> bytes:
-        """A plain pickle of an actor mesh that is up, for a worker."""
 
 
 class Configurable(Protocol):
@@ -333,7 +333,6 @@ class Monarch(
     Payloads,
     CallSender,
     PortSender,
-    Arguments,
     References,
     ControllerActors,
     Configurable,

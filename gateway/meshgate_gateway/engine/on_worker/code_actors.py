@@ -8,10 +8,12 @@ torchmonarch. Importing this module imports Monarch, so the adapter does it once
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import math
 import os
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +24,8 @@ from meshgate_gateway.engine.on_worker.kept_values import Kept, describe, frame_
 from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
 
 Address = tuple[str, int]
+MESHES = 64  # of actors that serve kept values, which a process remembers
+ACTORS = 1024  # in these meshes
 
 
 class HostAgentActor(Actor):
@@ -120,6 +124,9 @@ class KeptValuesActor(Actor):
     def __init__(self, processes: int) -> None:
         self._store = process_store(processes, type(self))
         self._frame_limit = frame_limit()
+        # To unpickle a mesh and to slice it takes 2 to 4 ms of processor time.
+        self._mesh: Any = functools.lru_cache(MESHES)(pickle.loads)
+        self._actor: Any = functools.lru_cache(ACTORS)(self._actor_of)
 
     @endpoint
     async def put(self, number: int, label: str, value: Any) -> Any:
@@ -169,7 +176,7 @@ class KeptValuesActor(Actor):
         self,
         position: int,
         number: int,
-        holders: Any,
+        holders: bytes,
         labels: Sequence[str],
         sizes: Sequence[int],
         positions: Sequence[int],
@@ -177,8 +184,8 @@ class KeptValuesActor(Actor):
     ) -> Any:
         """The value of object ``number`` for ``position``, or with ``whole`` all its values.
 
-        ``holders`` are the actors in the processes that keep it, a mesh of these ``sizes``. ``positions`` are as in
-        ``read``.
+        ``holders`` are the actors in the processes that keep it, the pickle of a mesh of these ``sizes``.
+        ``positions`` are as in ``read``.
         """
         count = math.prod(sizes)
 
@@ -186,10 +193,7 @@ class KeptValuesActor(Actor):
             kept_as = positions[rank] if positions else rank
             if (kept := self._store.find(number, kept_as)) is not None:
                 return kept.value
-            coordinates, rest = {}, rank
-            for label, size in reversed(list(zip(labels, sizes, strict=True))):
-                rest, coordinates[label] = divmod(rest, size)
-            holder = holders.slice(**coordinates) if coordinates else holders
+            holder = self._actor(holders, tuple(labels), tuple(sizes), rank)
             return await holder.read_at.call_one(number, kept_as)
 
         if not whole:
@@ -198,6 +202,14 @@ class KeptValuesActor(Actor):
 
         values = await asyncio.gather(*[at(rank) for rank in range(count)])
         return ValueMesh(Extent(list(labels), list(sizes)).region.as_shape(), list(values))
+
+    def _actor_of(self, mesh: bytes, labels: Sequence[str], sizes: Sequence[int], rank: int) -> Any:
+        """The actor with this rank of a pickled mesh."""
+        coordinates = {}
+        for label, size in reversed(list(zip(labels, sizes, strict=True))):
+            rank, coordinates[label] = divmod(rank, size)
+        actors = self._mesh(mesh)
+        return actors.slice(**coordinates) if coordinates else actors
 
     @concurrent_endpoint
     async def send_to(self, port: Any, value: Any) -> None:

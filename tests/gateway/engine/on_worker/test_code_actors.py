@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +14,9 @@ import monarch.actor
 import pytest
 
 from meshgate_gateway.engine.code.host_agents import AGENT_MODULES, PROCESS_MODULES, worker_sources
-from meshgate_gateway.engine.on_worker.code_actors import HostAgentActor, ProcessReloader
+from meshgate_gateway.engine.on_worker import code_actors
+from meshgate_gateway.engine.on_worker.code_actors import HostAgentActor, KeptValuesActor, ProcessReloader
+from meshgate_gateway.engine.on_worker.kept_values import KeptStore
 from meshgate_gateway.engine.on_worker.process import import_sources
 from tests.sync.store.store_host import Host
 from tests.sync.trees import Content
@@ -52,3 +56,46 @@ def test_a_process_without_a_version_reloads_its_modules_after_a_reload_that_fai
     assert ProcessReloader.reload._method(reloader, mended.digest.hex(), [""])["modules"] == (name,)
     assert (module.X, module.__file__) == (2, f"{path}/{name}.py")
     assert not host.store.snapshots.in_use(failing.digest)
+
+
+class Servers:
+    """A mesh of the actors that serve kept values: each has the coordinates in place of a value."""
+
+    unpickled = 0
+
+    def __init__(self, coordinates: dict[str, int]) -> None:
+        self.coordinates, self.read_at = coordinates, self
+
+    def slice(self, **coordinates: int) -> Servers:
+        return Servers(coordinates)
+
+    async def call_one(self, number: int, position: int) -> tuple[int, int, dict[str, int]]:
+        return number, position, self.coordinates
+
+    def __reduce__(self) -> Any:
+        return unpickle_servers, (self.coordinates,)
+
+
+def unpickle_servers(coordinates: dict[str, int]) -> Servers:
+    Servers.unpickled += 1
+    return Servers(coordinates)
+
+
+def test_values_come_from_the_process_of_their_rank_whose_actor_is_unpickled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = KeptStore(None)
+    monkeypatch.setattr(code_actors, "process_store", lambda *_: store)
+    actor, mesh, alone = KeptValuesActor(1), pickle.dumps(Servers({})), pickle.dumps(Servers({"alone": 0}))
+
+    def get(position: int, data: bytes, sizes: dict[str, int], positions: tuple[int, ...] = ()) -> Any:
+        return asyncio.run(actor._get(position, 5, data, tuple(sizes), tuple(sizes.values()), positions, False))
+
+    sizes = {"hosts": 2, "gpus": 3}
+    for _ in range(2):
+        assert get(4, mesh, sizes) == (5, 4, {"hosts": 1, "gpus": 1})
+        assert get(2, mesh, sizes, (8, 7, 6, 5, 4, 3)) == (5, 6, {"hosts": 0, "gpus": 2})
+        assert get(3, alone, {}) == (5, 0, {"alone": 0})
+    assert Servers.unpickled == 2
+    store.add(5, 4, "call", "own")
+    assert get(4, mesh, sizes) == "own"
