@@ -690,7 +690,8 @@ def test_an_endpoint_that_is_not_async_fetches_and_the_process_itself_has_the_ob
     assert all(blocking.is_this.call(made.ref()).get(TIMEOUT).values())
     assert set(blocking.first_byte.call(made.slice(hosts=1, gpus=1).ref()).get(TIMEOUT).values()) == {3}
     locks = blocking.make_unpicklable.keep()
-    with pytest.raises(ActorError, match="cannot pickle"):
+    text = r"The value of blocking\.make_unpicklable\.keep\(\) on rank 2 cannot be sent to another process"
+    with pytest.raises(ActorError, match=text):
         blocking.slice(hosts=0, gpus=0).first_byte.call_one(locks.slice(hosts=1, gpus=0).ref()).get(TIMEOUT)
     assert counts(blocking) == {(2, 0)}
 

@@ -185,8 +185,8 @@ class Worker:
     async def keep(self, endpoint: str, args: Sequence[Any]) -> Any:
         """As ``KeptValuesActor``, of values of which each rank takes its own."""
         if endpoint == "put":
-            (number, label, value), _ = self._unpickled(*args)
-            return self.store.add(number, self.rank, label, value)
+            (number, label), named = self._unpickled(*args)
+            return self.store.add(number, self.rank, label, named["value"])
         if endpoint in ("read", "describe"):
             kept = self.store.find(args[0], self.rank)
             assert kept is not None, f"rank {self.rank} has lost what it kept"

@@ -209,7 +209,8 @@ class CancelCall(Model):
 class PutValue(Model):
     """``mesh.put(value)``: one value stays in each process of a proc or actor mesh, and they become ``keep``.
 
-    Buffers: the pickled ``((keep, label, value), {})``, then its out-of-band buffers. Reply: as of a Call that keeps.
+    Buffers: the pickled ``((keep, label), {"value": value})``, then its out-of-band buffers. Reply: as of a Call that
+    keeps.
     """
 
     type: Literal["put_value"] = "put_value"

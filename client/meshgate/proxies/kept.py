@@ -144,6 +144,8 @@ class KeptMesh(ShapedMesh, RemoteReference, Generic[R], _AnyArgument):  # type: 
         If the session is detached, the process that takes it over finds them: ``job.attach().kept[name]``.
         """
         require_name(name, "the name of kept values")
+        if not name:
+            raise ValueError("the name of kept values must not be empty")
         self._require_kept()
         remote, procs = self._remote, self._remote.parents[0]
         header = NameKept(kept=remote.number, name=name, label=remote.name, procs=procs, region=self._shape.to_wire())
@@ -266,11 +268,10 @@ def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:
     kept = keep_results(mesh, label, call)
     number = kept._remote.number
     pickled = dumps_call(
-        (number, label, value),
-        {},
+        (number, label),
+        {"value": value},
         client.resolve,
         called=f"{mesh._name}.put",
-        parameters=("number", "label", "value"),
         worker_python=client.worker_python,
     )
     use_in_call(client, pickled.arguments, mesh._shape, label, mesh._stream)

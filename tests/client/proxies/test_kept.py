@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import pickle
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -234,6 +235,10 @@ def test_what_is_put_is_sent_once(gateway: ScriptedGateway, client: Client) -> N
     (put,) = gateway.got(PutValue)
     assert (put.target.object, put.keep) == (mesh._procs._object, kept._remote.number)
     assert mesh.slice(hosts=0).put(b"data").sizes == {"gpus": 2}
+    with pytest.raises(
+        UnpicklableArgument, match=r"cannot pickle argument 'value' of counters\.put \(the lock at \[1\]\)"
+    ):
+        mesh.put([1, threading.Lock()])
 
 
 def test_values_are_released_with_their_last_slice_on_each_stream_that_named_them(
@@ -264,6 +269,8 @@ def test_named_values_stay_until_they_are_released(gateway: ScriptedGateway, cli
     assert kept.named("batch") is kept
     with pytest.raises(TypeError, match="must be a string"):
         kept.named(1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must not be empty"):
+        kept.named("")
     found = counters(client).echo.keep(1)  # of which nothing is named
     last = found._remote.number
     del kept, found

@@ -161,7 +161,7 @@ def _supervision_text(died: MeshFailure, endpoint: str) -> str:
     """Begins as in Monarch, for programs that match the text, and ends with the place of the failure."""
     if not _is_call(endpoint):
         return f"{endpoint} failed: {died}" if endpoint else str(died)
-    return f"Endpoint call {endpoint}() failed, {died.reason}\n  Failed: {died.place()}"
+    return f"Endpoint call {endpoint.removesuffix('()')}() failed, {died.reason}\n  Failed: {died.place()}"
 
 
 def _is_call(endpoint: str) -> bool:

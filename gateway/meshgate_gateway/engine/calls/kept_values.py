@@ -309,7 +309,8 @@ class KeptValues:
             mesh, actors, _ = self._lookup.actors(kept.servers.actors, MeshRef(object=0, region=region))
             holder = self._monarch.dump_actors(CLASS_DATA, CLASS, actors, region, mesh.procs_mesh)
             sizes, labels = region.sizes, region.labels
-            requests.append((index, kept.number, holder, labels, sizes, kept.positions(region), argument.whole))
+            positions = kept.positions(region)
+            requests.append((index, kept.number, kept.label, holder, labels, sizes, positions, argument.whole))
         return self._monarch.engine_payload(delivery, target, chosen, requests)
 
     async def _collect(

@@ -176,17 +176,21 @@ class KeptValuesActor(Actor):
         self,
         position: int,
         number: int,
+        label: str,
         holders: bytes,
         labels: Sequence[str],
         sizes: Sequence[int],
         positions: Sequence[int],
         whole: bool,
     ) -> Any:
-        """The value of object ``number`` for ``position``, or with ``whole`` all its values.
+        """The value of object ``number``, the result of the call ``label``, for ``position``; with ``whole``, all its
+        values.
 
         ``holders`` are the actors in the processes that keep it, the pickle of a mesh of these ``sizes``.
         ``positions`` are as in ``read``.
         """
+        from monarch.actor import ActorError, Extent, ValueMesh  # noqa: PLC0415 - resolved on the worker
+
         count = math.prod(sizes)
 
         async def at(rank: int) -> Any:
@@ -194,12 +198,14 @@ class KeptValuesActor(Actor):
             if (kept := self._store.find(number, kept_as)) is not None:
                 return kept.value
             holder = self._actor(holders, tuple(labels), tuple(sizes), rank)
-            return await holder.read_at.call_one(number, kept_as)
+            try:
+                return await holder.read_at.call_one(number, kept_as)
+            except ActorError as error:
+                error.message = f"The value of {label} on rank {kept_as} cannot be sent to another process."
+                raise
 
         if not whole:
             return await at(position if count > 1 else 0)
-        from monarch.actor import Extent, ValueMesh  # noqa: PLC0415 - resolved on the worker
-
         values = await asyncio.gather(*[at(rank) for rank in range(count)])
         return ValueMesh(Extent(list(labels), list(sizes)).region.as_shape(), list(values))
 

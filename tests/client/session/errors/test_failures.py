@@ -242,6 +242,7 @@ def test_a_supervision_error_carries_the_mesh_failure() -> None:
     assert str(error) == (
         "Endpoint call trainers.step() failed, process 7 ended\n  Failed: rank 3 of mesh 'trainers' on workers-1"
     )
+    assert str(from_failure(failure, endpoint="trainers.put()")).startswith("Endpoint call trainers.put() failed")
 
 
 def test_an_operation_on_a_mesh_is_not_called_an_endpoint() -> None:

@@ -127,12 +127,13 @@ async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> No
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
     assert kept.uses == 1
-    ((delivery, target, at, ((argument, number, _, labels, sizes, positions, whole),)),) = keeping.deliveries()
-    assert (target, at, argument, number, labels, sizes, positions, whole) == (
+    ((delivery, target, at, ((argument, number, label, _, labels, sizes, positions, whole),)),) = keeping.deliveries()
+    assert (target, at, argument, number, label, labels, sizes, positions, whole) == (
         TAKERS,
         None,
         0,
         KEPT,
+        kept.label,
         ("hosts",),
         (2,),
         (),
@@ -709,7 +710,7 @@ async def test_a_value_is_fetched_to_the_process_that_asks_for_it() -> None:
     kept = await keeping.kept_mesh()
     fetching = asyncio.create_task(keeping.kept.fetch(2, 1, KEPT, 0))
     await until(keeping.deliveries)
-    ((delivery, target, at, ((argument, number, _, labels, _, positions, whole),)),) = keeping.deliveries()
+    ((delivery, target, at, ((argument, number, _, _, labels, _, positions, whole),)),) = keeping.deliveries()
     assert (target, at, argument, number, labels, positions, whole) == (0, None, 0, KEPT, (), (0,), False)
     assert kept.uses == 1
     keeping.monarch.ports[-1].put(b"done", 0)

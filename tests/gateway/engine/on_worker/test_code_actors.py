@@ -89,7 +89,7 @@ def test_values_come_from_the_process_of_their_rank_whose_actor_is_unpickled_onc
     actor, mesh, alone = KeptValuesActor(1), pickle.dumps(Servers({})), pickle.dumps(Servers({"alone": 0}))
 
     def get(position: int, data: bytes, sizes: dict[str, int], positions: tuple[int, ...] = ()) -> Any:
-        return asyncio.run(actor._get(position, 5, data, tuple(sizes), tuple(sizes.values()), positions, False))
+        return asyncio.run(actor._get(position, 5, "call", data, tuple(sizes), tuple(sizes.values()), positions, False))
 
     sizes = {"hosts": 2, "gpus": 3}
     for _ in range(2):
