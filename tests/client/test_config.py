@@ -86,6 +86,10 @@ def test_a_setting_that_cannot_be_applied_is_refused_and_changes_nothing(
         meshgate.config.configure(nonsense=1)
     with pytest.raises(InvalidRequestError, match="default_transport: the job chooses"):
         meshgate.config.configure(default_transport="tcp")
+    with pytest.raises(
+        InvalidRequestError, match=r"^monarch\.config was not sent: settings\.xx*\.\[key\]: String should have"
+    ):
+        meshgate.config.configure(**{"x" * 300: 1})
     assert meshgate.config.get_runtime_config() == {}
     assert configured(configurable) == [{"nonsense": 1}]
 

@@ -48,6 +48,12 @@ class CommandGroup(TyperGroup):
     it ends what it runs on the hosts. Characters that the terminal's encoding does not have are escaped.
     """
 
+    def make_context(self, *args: Any, **options: Any) -> Any:  # prints the help and the version
+        try:
+            return super().make_context(*args, **options)
+        except OSError as error:
+            _fail_to_write(error)
+
     def invoke(self, ctx: Any) -> Any:  # of click, or of the copy that typer brings
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -59,14 +65,19 @@ class CommandGroup(TyperGroup):
         except (MeshgateError, ValueError, TimeoutError) as error:
             fail(str(error))
         except OSError as error:
-            if error.filename is not None or error.errno not in OUTPUT_ERRORS:
-                raise
-            fail(f"cannot write the output: {error.strerror}")
+            _fail_to_write(error)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         finally:
             if signals_caught:
                 restore_signals()
+
+
+def _fail_to_write(error: OSError) -> NoReturn:
+    """Exits if ``error`` comes from a write to stdout; raises it if not."""
+    if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+        raise error
+    fail(f"cannot write the output: {error.strerror}")
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:

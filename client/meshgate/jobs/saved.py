@@ -316,7 +316,8 @@ def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
         job._kill()
     except Exception as error:  # noqa: BLE001 - the new job must start even if the old one cannot be ended
         warn_caller(
-            f"cannot end {name}: {type(error).__name__}: {error}. Its processes or pods may still be running",
+            f"cannot end {name}: {type(error).__name__}: {str(error).rstrip('.')}. Its processes or pods may still be "
+            "running",
             JobCacheWarning,
         )
     remove_job_file(path, job._apply_id)

@@ -350,7 +350,7 @@ def _unpicklable(
     if type(part.error) is UnpicklableArgument:  # meshgate's own objects say themselves what to pass
         remedy = ""
     return unpicklable_argument(type(part.error))(
-        f"cannot pickle {name}{of}{inside}: {part.error}. Nothing was sent.{remedy}",
+        f"cannot pickle {name}{of}{inside}: {str(part.error).rstrip('.')}. Nothing was sent.{remedy}",
         argument=name,
         path=part.path,
     )

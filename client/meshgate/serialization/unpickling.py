@@ -38,7 +38,9 @@ from meshgate.serialization.monarch_names import (
 )
 from meshgate.shapes.shape import Region, Shape
 from meshgate_wire import Fragments, FragmentsFile
+from meshgate_wire.fields import shorten
 
+MAX_REPORT = 262_144  # characters of a traceback: users read it, and it is searched several times for the user's frames
 Data: TypeAlias = bytes | bytearray | memoryview | Fragments
 
 
@@ -145,11 +147,12 @@ def _raised(value: Any) -> RemoteException:
     if not isinstance(value, MonarchActorError):
         exception = _restore_builtin(value)
         sent = not isinstance(exception, ExceptionStandIn)
-        formatted = ActorError(exception).exception_formatted
+        formatted = shorten(ActorError(exception).exception_formatted, MAX_REPORT)
         return RemoteException(exception, "A remote actor call has failed.", formatted, sent)
     facts = value.__dict__
     exception = _restore_builtin(facts.get("exception"))
-    return RemoteException(exception, str(facts.get("message", "")), str(facts.get("exception_formatted", "")))
+    message, formatted = (str(facts.get(name, "")) for name in ("message", "exception_formatted"))
+    return RemoteException(exception, shorten(message, MAX_REPORT), shorten(formatted, MAX_REPORT))
 
 
 def _restore_builtin(exception: object) -> BaseException | None:
@@ -286,7 +289,8 @@ class _Unpickler(pickle.Unpickler):
             return stand_in_for(module, name)
         raise UnreadableResult(
             f"the result contains a {module}.{name}, which this machine cannot import: "
-            f"{type(error).__name__}: {error}. Make module {module!r} importable here, or return something else.",
+            f"{type(error).__name__}: {str(error).rstrip('.')}. Make module {module!r} importable here, or return "
+            "something else.",
             module=module,
         ) from error
 

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from meshgate.actors.monarch_settings import Setting
-from meshgate.errors import GatewayError, MeshgateError, UnreadableResult
+from meshgate.errors import GatewayError, InvalidRequestError, MeshgateError, UnreadableResult
 from meshgate.serialization.pickling import Pickled, dumps
 from meshgate.serialization.unpickling import MakeProxy, ReadingRules, RemoteException, loads, loads_exception
 from meshgate.session.detached import ReadMarks, Returns, Takeover
@@ -35,6 +37,7 @@ from meshgate.session.pending_calls import PendingAck, PendingCall, PendingCalls
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_wire import Fragments, Header, MessageReceived, Sendable, Statistics
+from meshgate_wire.fields import first_problem
 from meshgate_wire.messages import (
     Adopted,
     Argument,
@@ -197,8 +200,10 @@ class ClientSession:
         try:
             call.header = make_header(number)
             self._connection.post(call.header, buffers, stream=stream, last=last)
-        except BaseException:
+        except BaseException as error:
             self.calls.pop(number)
+            if isinstance(error, ValidationError):
+                raise InvalidRequestError(f"{call.endpoint} was not sent: {first_problem(error)}") from None
             raise
 
     def cancel(self, call: PendingCall) -> None:

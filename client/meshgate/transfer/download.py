@@ -401,6 +401,8 @@ def read_error(failure: tuple[str, str], host: str, path: str) -> PullFailed:
         "absent": f"{path} does not exist on {host}",
         "forbidden": f"the worker process on {host} may not read {path} ({text})",
         "changed": f"{path} changed on {host} while it was being read; pull it again once it is complete",
+        "generated": f"{path} on {host} does not have the size that its file system states, as files of /proc and "
+        f"/sys; print it with job.exec(['cat', {path!r}]), or copy it to a file there and pull that",
     }
     message = messages.get(kind, f"cannot read {path} on {host}: {text}")
     return PullFailed(message, host=host, path=path, absent=kind == "absent")
@@ -503,8 +505,8 @@ class Download:
         directory = os.path.abspath(self.local)
         while not os.path.isdir(directory):
             directory = os.path.dirname(directory)
-        free = shutil.disk_usage(directory).free
-        if missing > free:
+        total, _, free = shutil.disk_usage(directory)
+        if missing > free and total:  # some file systems, such as those of FUSE, do not state their size
             raise PullFailed(
                 f"not enough disk space in {directory}: the pull needs {missing / 1e6:.1f} MB, and "
                 f"{free / 1e6:.1f} MB are free",

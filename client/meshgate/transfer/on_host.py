@@ -52,7 +52,8 @@ class FileReader(Actor, metaclass=SentAsSource):
     @endpoint
     def read(self, path: str, name: str, offset: int, length: int, size: int, mtime: int) -> Any:
         """``length`` bytes of a file; an error if its size or mtime differ from those of the listing, or, with a
-        negative ``size``, only if it has become shorter."""
+        negative ``size``, only if it has become shorter. It is an error, too, if the file does not have the size that
+        the system states: those of /proc and /sys are generated when they are read."""
         top = os.path.realpath(os.path.expanduser(path))
         file = os.path.join(top, name) if name else top
         try:
@@ -61,16 +62,16 @@ class FileReader(Actor, metaclass=SentAsSource):
                 if self.open[1] >= 0:
                     os.close(self.open[1])
                 self.open = ("", -1)
-                self.open = (file, os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+                self.open = (file, os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             handle = self.open[1]
-            data = os.pread(handle, length, offset)
+            data = os.pread(handle, length or int(size == 0), offset)  # one more byte shows if the size is true
             after = os.fstat(handle)
         except OSError as error:
             return _failure(error)
         changed = size >= 0 and any((each.st_size, each.st_mtime_ns) != (size, mtime) for each in (found, after))
-        if changed or len(data) != length:
+        if changed or (size < 0 and len(data) != length):
             return "changed", file
-        return data
+        return data if len(data) == length else ("generated", file)
 
 
 def _names(directory: str, *, absent_ok: bool) -> list[str]:
@@ -95,4 +96,5 @@ def _row(path: str, name: str) -> tuple[str, str, int, int, int, str]:
 
 def _failure(error: OSError) -> tuple[str, str]:
     kinds = {FileNotFoundError: "absent", NotADirectoryError: "absent", PermissionError: "forbidden"}
-    return kinds.get(type(error), "failed"), f"{error.strerror or error}: {error.filename or ''}"
+    text = error.strerror or str(error)
+    return kinds.get(type(error), "failed"), f"{text}: {error.filename}" if error.filename else text

@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 from unittest.mock import Mock
 
@@ -81,6 +83,14 @@ def test_what_is_not_about_the_output_keeps_its_traceback(
     error = OSError(*arguments)
     monkeypatch.setattr("tests.client.cli.test_console.emit", Mock(side_effect=error))
     assert CliRunner().invoke(app, ["work", "text"]).exception is error
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ls", "--help"]])
+def test_help_on_a_full_disk_is_a_failure_in_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "meshgate", *arguments]
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "meshgate: cannot write the output: No space left on device\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -455,6 +455,16 @@ def test_the_error_names_the_argument_by_position_and_parameter() -> None:
         dumps_call((1, LOCK), {})
 
 
+def test_the_full_stop_of_an_error_is_not_doubled() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(UnpicklableArgument, match=r"recursion required\. Nothing was sent"):
+        dumps_call((deep,), {})
+    while deep:
+        deep = deep.pop()  # type: ignore[assignment]  # its own deallocation would recurse
+
+
 def test_the_error_names_the_path_to_the_unpicklable_part() -> None:
     with pytest.raises(UnpicklableArgument, match=r"^cannot pickle argument 'model' of trainers.step") as error:
         dumps_call((1,), {"model": {"lock": LOCK}}, resolve, called="trainers.step")

@@ -32,7 +32,7 @@ from monarch._src.actor.actor_mesh import ActorError as TheirActorError
 from meshgate.errors import ActorError, MeshgateError, UnreadableResult, ValueLostError
 from meshgate.serialization.monarch_names import ExceptionStandIn
 from meshgate.serialization.pickling import dump_class
-from meshgate.serialization.unpickling import MeshHandle, ReadingRules, loads, loads_exception
+from meshgate.serialization.unpickling import MAX_REPORT, MeshHandle, ReadingRules, loads, loads_exception
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from tests.client.beside_monarch import their_shape
@@ -473,6 +473,15 @@ def test_an_exception_that_can_be_imported_is_the_original() -> None:
     assert raised.message == "Actor call t.f failed."
     assert raised.exception_formatted.startswith("Traceback of where the remote call failed")
     assert raised.exception_formatted.endswith("WithState: code 7\n")
+
+
+@pytest.mark.parametrize("pickled", [failed, pickle.dumps], ids=["raised", "sent"])
+def test_a_very_long_traceback_loses_its_middle_and_the_exception_nothing(pickled: Any) -> None:
+    raised = loads_exception(pickled(ValueError("x" * 1_000_000 + "end")))
+    assert len(raised.exception_formatted) <= MAX_REPORT
+    assert "characters cut]" in raised.exception_formatted
+    assert raised.exception_formatted.endswith("xend\n")
+    assert str(raised.exception) == "x" * 1_000_000 + "end"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, KeyError, UnicodeDecodeError, OSError])

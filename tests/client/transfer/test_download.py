@@ -251,6 +251,14 @@ def test_a_disk_that_is_too_small_is_reported_before_the_first_read(
     assert host.reads == []
 
 
+def test_a_file_system_that_does_not_state_its_size_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))  # type: ignore[attr-defined]
+    download(FakeHost({"a": b"123456"}), tmp_path)
+    assert contents(tmp_path) == {"a": b"123456"}
+
+
 @pytest.mark.parametrize("kind", ["changed", "absent"])
 def test_a_changing_file_can_be_left_for_the_next_download(tmp_path: Path, kind: str) -> None:
     host = FakeHost({"a": b"1", "big": BIG, "z": b"2"})
@@ -287,6 +295,7 @@ def test_a_listing_names_its_host() -> None:
         ("absent", "/remote does not exist on host-1"),
         ("forbidden", r"the worker process on host-1 may not read /remote \(text\)"),
         ("changed", "/remote changed on host-1 while it was being read; pull it again once it is complete"),
+        ("generated", r"/remote on host-1 does not have the size .* print it with job\.exec\(\['cat', '/remote'\]\)"),
         ("failed", "cannot read /remote on host-1: text"),
     ],
 )

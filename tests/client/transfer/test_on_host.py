@@ -56,7 +56,26 @@ def test_a_read_returns_bytes_unless_the_file_has_changed(reader: Any, tmp_path:
     mtime = file.stat().st_mtime_ns
     assert read(reader, tmp_path, "file", 2, 3, 10, mtime) == b"234"
     assert read(reader, tmp_path, "file", 2, 3, 10, mtime + 1) == ("changed", str(file))
-    assert read(reader, tmp_path, "file", 8, 3, 10, mtime) == ("changed", str(file))
+    assert read(reader, tmp_path, "file", 10, 0, 10, mtime) == b""
+
+
+def test_a_file_that_is_generated_when_it_is_read_is_not_taken_for_an_empty_one(reader: Any, tmp_path: Path) -> None:
+    generated = Path("/proc/self/status")
+    mtime = generated.stat().st_mtime_ns
+    assert read(reader, generated, "", 0, 0, 0, mtime) == ("generated", os.path.realpath(generated))
+    (tmp_path / "empty").touch()
+    assert read(reader, tmp_path, "empty", 0, 0, 0, (tmp_path / "empty").stat().st_mtime_ns) == b""
+
+
+def test_a_file_with_less_content_than_its_size_is_reported(reader: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"  # as files of /sys, which have 4,096 bytes
+    file.write_bytes(b"0123456789")
+    assert read(reader, tmp_path, "file", 8, 3, 10, file.stat().st_mtime_ns) == ("generated", str(file))
+
+
+def test_a_read_that_fails_gives_the_reason_alone(reader: Any) -> None:
+    memory = Path(f"/proc/{os.getpid()}/mem")  # its first page does not exist
+    assert read(reader, memory, "", 0, 1, 0, memory.stat().st_mtime_ns) == ("failed", "Input/output error")
 
 
 def test_a_growing_file_is_read_up_to_its_listed_size(reader: Any, tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ class SshLogin:
                 result = self._control_ssh("forward", "-L", pair)
             if result.code != 0:
                 raise ConnectionFailedError(
-                    f"ssh cannot forward to the gateway on {self}: {result.stderr.strip()}. Is forwarding disabled "
-                    "there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
+                    f"ssh cannot forward to the gateway on {self}: {result.stderr.strip().rstrip('.')}. Is forwarding "
+                    "disabled there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
                 )
             self._forwards[remote] = local
             if self._closed:  # close() takes no lock, and may have ended the others before this one was there

@@ -88,7 +88,7 @@ def load_class(data: bytes, name: str) -> Any:
     except (ImportError, AttributeError) as error:
         places = "\n  ".join(place or "." for place in sys.path)
         raise ImportError(
-            f"cannot import actor class {name} on the worker: {error}. Python looked in:\n  {places}"
+            f"cannot import actor class {name} on the worker: {str(error).rstrip('.')}. Python looked in:\n  {places}"
         ) from error
 
 
