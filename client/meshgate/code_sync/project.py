@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshgate.errors import JobError
+
 RUN_PROJECT = "MESHGATE_RUN_PROJECT"
 """In a program that was submitted: its copy of the project."""
 _OWN_PACKAGES = frozenset({"__main__", "meshgate"}) | {
@@ -84,7 +86,8 @@ def paths_below(top: Path, search_path: Sequence[str]) -> tuple[str, ...]:
 def _find_project(search_path: Sequence[str], script: str | None) -> Path:
     from meshgate_sync.tree.scan import git_root  # noqa: PLC0415 - local jobs import this module, and scan no tree
 
-    directories = [os.getcwd(), os.path.dirname(script)] if script is not None else [os.getcwd()]
+    here = working_directory()
+    directories = [here, os.path.dirname(script)] if script is not None else [here]
     roots = [Path(root).resolve() for root in map(git_root, directories) if root is not None]
     # A repository of the home directory, such as one of dotfiles, does not make that a project.
     candidates = [root for root in roots if not _is_root_or_home(root)]
@@ -109,7 +112,7 @@ def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | Non
     With the default ``search_path``, ``sys.path``, this includes the directories of modules that were found by other
     finders, as in some editable installs.
     """
-    cwd = os.getcwd() if cwd is None else cwd
+    cwd = working_directory() if cwd is None else cwd
     interpreter_paths = _interpreter_paths()
     paths: dict[str, None] = {}
     entries = sys.path if search_path is None else search_path
@@ -118,6 +121,17 @@ def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | Non
         if os.path.exists(path) and os.path.realpath(path) not in interpreter_paths and os.pathsep not in path:
             paths.setdefault(path)
     return list(paths)
+
+
+def working_directory() -> str:
+    """The working directory of this program. Raises JobError if it has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise JobError(
+            "the working directory of this program has been deleted: change to one that exists. If another has taken "
+            "its name, as after git checkout, change to that"
+        ) from None
 
 
 def driver_script() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from meshgate.code_sync.project import working_directory
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import registry
 from meshgate.jobs.local_gateway import GatewayRecord
@@ -57,7 +58,7 @@ def find_local(prefix: str | None) -> registry.LocalEntry:
     matching = [entry for entry in running if entry.apply_id.startswith(prefix or "")]
     if prefix is None:
         running = matching = [entry for entry in running if not entry.place]
-        matching = [entry for entry in running if entry.directory == os.getcwd()] or matching
+        matching = [entry for entry in running if entry.directory == working_directory()] or matching
     if len(matching) == 1:
         return matching[0]
     if not running:

@@ -174,10 +174,15 @@ class _Unpickler(pickle.Unpickler):
 def read_job_file(path: str) -> bytes:
     """The contents of a file that should hold a job; follows a symlink.
 
-    Raises FileNotFoundError, and JobFileError if the file belongs to another user, or holds a job and other users may
-    access it.
+    Raises FileNotFoundError, and JobFileError if the file cannot be opened, belongs to another user, or holds a job and
+    other users may access it.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JobFileError(f"cannot read the job in {path}: {error.strerror}") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
@@ -200,11 +205,14 @@ def read_job_file(path: str) -> bytes:
 def holds_job(path: str) -> bool:
     """Whether a file that ``read_job_file`` or ``SavedJob`` rejects may be replaced by a job: it is this user's, and is
     empty, a damaged or exposed job, or a pickle, which Monarch's own jobs are."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        with open(path, "rb") as file:
+            start = file.read(len(HEADER))
+    except OSError:  # which read_job_file has reported
         return False
-    with open(path, "rb") as file:
-        start = file.read(len(HEADER))
     return start in (b"", HEADER) or start.startswith(PICKLE_HEADER)
 
 

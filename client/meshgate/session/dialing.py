@@ -37,6 +37,7 @@ PING_INTERVAL = 15.0  # seconds; the shortest idle timeout seen in load balancer
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 T = TypeVar("T")
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NOT_IN_A_HEADER = re.compile(r"[\x00-\x1f\x7f]|[^\x00-\xff]")
 _TITLE = re.compile(rb"<title>[\d\s]*([^<]{1,200})</title>", re.IGNORECASE)  # without the status
 
 
@@ -135,6 +136,11 @@ class UrlDialer:
 
     async def dial(self) -> Route:
         token = await call_in_thread(self._token) if callable(self._token) else self._token
+        if wrong := _NOT_IN_A_HEADER.search(token):  # the errors of HTTP libraries repeat the token
+            raise ConnectionFailedError(
+                f"the token for {self} cannot be sent, because it contains the character {wrong[0]!r}: set it again, "
+                "without what may have been copied along with it"
+            )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         route = Route(
             self.url,

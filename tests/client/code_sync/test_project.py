@@ -22,6 +22,7 @@ from meshgate.code_sync.project import (
     modules_beside,
 )
 from meshgate.code_sync.push import CodeSync
+from meshgate.errors import JobError
 from meshgate.proxies.client import Client
 from meshgate_sync.tree.scan import Scanner
 from tests.sync.trees import paths
@@ -158,6 +159,17 @@ def test_the_interpreters_paths_are_excluded(directories: tuple[str, str, str]) 
 def test_paths_are_absolute_and_without_duplicates(directories: tuple[str, str, str]) -> None:
     script, library, here = directories
     assert driver_import_paths([script, "../library", script, library], here) == [script, library, here]
+
+
+def test_a_deleted_working_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(JobError, match="the working directory of this program has been deleted: change to one"):
+        driver_import_paths()
+    with pytest.raises(JobError, match="has been deleted"):
+        find_tree(None, [str(tmp_path)])
 
 
 def test_missing_paths_and_paths_with_a_separator_are_excluded(tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ def test_a_pipe_is_rejected_without_blocking(tmp_path: Path) -> None:
         read_job_file(str(path))
 
 
+def test_a_file_that_cannot_be_opened_is_rejected_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    path.symlink_to(path)
+    with pytest.raises(
+        JobFileError, match=r"^cannot read the job in .*: Too many levels of symbolic links\. Pass another"
+    ):
+        find_cached_job(str(path), job_load, FakeJob(1))
+    assert path.is_symlink()
+
+
 def test_an_oversized_file_is_rejected_unread(tmp_path: Path) -> None:
     path = tmp_path / "job.pkl"
     write_job_file(str(path), b"")

@@ -69,6 +69,15 @@ def test_the_token_appears_only_in_the_headers() -> None:
     assert "secret" not in f"{dialer}{dialer!r}{route.url}"
 
 
+@pytest.mark.parametrize("character", ["\n", "\x7f", "\u201d"])
+def test_a_token_that_cannot_be_sent_is_not_repeated(character: str) -> None:
+    for token in (f"secret{character}", lambda: f"secret{character}"):
+        with pytest.raises(ConnectionFailedError, match=r"it contains the character .*: set it again") as raised:
+            asyncio.run(UrlDialer("wss://gateway", token).dial())
+        assert repr(character) in str(raised.value)
+        assert "secret" not in str(raised.value)
+
+
 def test_only_a_dialer_that_knows_the_process_reports_the_gateway_as_gone() -> None:
     assert asyncio.run(UrlDialer("wss://g", "t").gone()) is None
     assert asyncio.run(UrlDialer("wss://g", "t", alive=lambda: True).gone()) is None

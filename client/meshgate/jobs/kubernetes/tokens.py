@@ -31,8 +31,8 @@ def find_token() -> str:
     if file := os.environ.get("MESHGATE_TOKEN_FILE"):
         try:
             return Path(file).read_text().strip()
-        except OSError as error:
-            raise JobError(f"cannot read the token of MESHGATE_TOKEN_FILE: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise JobError(f"cannot read the token of MESHGATE_TOKEN_FILE={file}: {error}") from None
     if command := os.environ.get("MESHGATE_TOKEN_COMMAND"):
         return _token_command(command).token()
     try:
@@ -86,14 +86,16 @@ class _TokenCommand:
         self._command = command
         self._running = threading.Lock()  # several connections may need the token at once
         self._token = ""
-        self._reused_until = 0.0  # by the clock that goes on while a laptop sleeps
+        # By the clock that goes on while a laptop sleeps. It may be set back, even by hours.
+        self._reused_from = self._reused_until = 0.0
 
     def token(self) -> str:
         """Raises JobError."""
         with self._running:
-            if time.time() >= self._reused_until:
+            if not self._reused_from <= time.time() < self._reused_until:
                 self._token, expires = self._read(self._run())
-                self._reused_until = min(time.time() + REUSED_FOR, expires)
+                self._reused_from = time.time()
+                self._reused_until = min(self._reused_from + REUSED_FOR, expires)
             return self._token
 
     def _run(self) -> str:

@@ -81,6 +81,16 @@ def test_a_token_without_a_known_end_is_used_again_for_a_while(monkeypatch: pyte
     now += 1
     assert find_token() == "second"
     assert count(runs) == 2
+    now -= 3600  # the clock was an hour fast
+    assert find_token() == "second"
+    assert count(runs) == 3
+
+
+def test_a_file_that_cannot_be_read_as_text_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(JobError, match=f"MESHGATE_TOKEN_FILE={tmp_path}/token: .* can't decode"):
+        find_token()
 
 
 def test_a_credential_that_expires_sooner_is_used_until_then(monkeypatch: pytest.MonkeyPatch, prints: Prints) -> None:
