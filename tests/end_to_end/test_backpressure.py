@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,52 +10,14 @@ from typing import Any
 
 import pytest
 
-from meshgate import Actor, ActorError, Channel, ProcessJob, endpoint
+from meshgate import ActorError, Channel, ProcessJob
+from tests.end_to_end.call_actors import MB, AsyncSender, Sender
 from tests.end_to_end.test_faults import engine_of
 
-MB = 2**20
 MEMORY, DISK = 16 * MB, 16 * MB
 HELD = (MEMORY + DISK) // MB + 64  # messages that are sent before a send waits: Monarch holds some, too
 MESSAGES = 2 * HELD  # of 1 MiB
 TIMEOUT = 120.0
-
-
-class Sender(Actor):
-    """Sends numbered messages of 1 MiB from an endpoint that waits, a thread or an event loop."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def send(self, port: Any, count: int) -> None:
-        for number in range(count):
-            port.send((number, bytes(MB)))
-            self.sent += 1
-
-    @endpoint
-    def from_endpoint(self, port: Any, count: int) -> int:
-        self.send(port, count)
-        return self.sent
-
-    @endpoint
-    def from_thread(self, port: Any, count: int) -> None:
-        threading.Thread(target=self.send, args=(port, count), daemon=True).start()
-
-    @endpoint
-    def count(self) -> int:
-        return self.sent
-
-    @endpoint
-    def give(self, port: Any) -> Any:
-        return port
-
-
-class AsyncSender(Actor):
-    @endpoint
-    async def from_endpoint(self, port: Any, count: int) -> int:
-        for number in range(count):
-            port.send((number, bytes(MB)))
-            await asyncio.sleep(0)
-        return count
 
 
 def resident(pid: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -15,95 +14,13 @@ from urllib.parse import urlsplit
 import pytest
 
 import meshgate as kt
-from meshgate import Actor, CallCancelledError, ProcessJob, concurrent_endpoint, endpoint
+from meshgate import CallCancelledError, ProcessJob
 from meshgate.testing import NetworkProxy
+from tests.end_to_end.call_actors import Blocker, Waiter, wait_for
 from tests.programs import ROOT
 from tests.waiting import DEADLINE
 
 TIMEOUT = 60.0
-
-
-def wait_for(path: str) -> None:
-    while not Path(path).exists():
-        time.sleep(0.01)
-
-
-class Waiter(Actor):
-    """Says what became of its calls."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.gate = asyncio.Event()
-
-    async def _wait(self, name: str) -> str:
-        self.said.append(f"{name} began")
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.said.append(f"{name} cancelled")
-            raise
-        return name
-
-    @endpoint
-    async def wait(self, name: str) -> str:
-        return await self._wait(name)
-
-    @endpoint
-    async def hold(self, path: str) -> None:
-        await asyncio.to_thread(wait_for, path)
-
-    @concurrent_endpoint
-    async def wait_beside(self, name: str) -> str:
-        return await self._wait(name)
-
-    @concurrent_endpoint
-    async def refuse_to_end(self) -> str:
-        try:
-            return await self._wait("stubborn")
-        except asyncio.CancelledError:
-            return await self._wait("stubborn again")
-
-    @concurrent_endpoint
-    async def open_gate(self) -> None:
-        self.gate.set()
-
-    @endpoint
-    async def all_said(self) -> list[str]:
-        return self.said
-
-    @concurrent_endpoint
-    async def said_so_far(self) -> list[str]:
-        return list(self.said)
-
-    @endpoint
-    async def fail(self, *, number: int, method: str) -> None:
-        raise ValueError(f"{method} {number}")
-
-    @endpoint
-    async def await_a_cancelled_task(self) -> None:
-        task = asyncio.create_task(self.gate.wait())
-        task.cancel()
-        await task
-
-    @concurrent_endpoint
-    async def fail_beside(self, *, number: int, method: str) -> None:
-        raise ValueError(f"{method} {number}")
-
-
-class Blocker(Actor):
-    rank: int
-
-    @endpoint
-    def block(self, begun: str, path: str) -> None:
-        self._touch(f"{begun}-{self.rank}")
-        wait_for(path)
-
-    @endpoint
-    def touch(self, path: str) -> None:
-        self._touch(path)
-
-    def _touch(self, path: str) -> None:
-        Path(path).touch()
 
 
 @pytest.fixture
@@ -148,7 +65,7 @@ def test_a_cancelled_call_ends_where_it_awaits_and_its_ranks_are_free(waiters: A
 PROMPT = """\
 from meshgate import ProcessJob
 from tests.client.session.test_cancellation import ctrl_c_when
-from tests.end_to_end.test_cancelled_calls import Waiter
+from tests.end_to_end.call_actors import Waiter
 job = ProcessJob({"hosts": 1})
 waiters = job.state(None).hosts.spawn_procs().spawn("waiters", Waiter)
 hangs = waiters.wait.call("hangs")

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from meshgate import (
-    Actor,
     Client,
     MeshgateError,
     ProcessJob,
@@ -22,7 +21,6 @@ from meshgate import (
     StepFailedError,
     SupervisionError,
     UrlDialer,
-    endpoint,
     job_loads,
 )
 from meshgate.code_sync.project import Tree
@@ -30,40 +28,11 @@ from meshgate.code_sync.push import CodeSync
 from meshgate.code_sync.session_sync import sync_for
 from meshgate.testing import NetworkProxy
 from meshgate_sync.upload import Sender
+from tests.end_to_end.probes import Reader
 from tests.projects import project_in
 from tests.waiting import DEADLINE
 
 PROMPT = 45.0  # seconds: half of what a relay may take, and far less than a version may
-
-
-class Reader(Actor):
-    """Reads synced files on the host."""
-
-    @endpoint
-    def read(self, name: str) -> str:
-        import sys
-        from pathlib import Path
-
-        return next(Path(path, name).read_text() for path in sys.path if Path(path, name).is_file())
-
-    @endpoint
-    def end_siblings(self) -> int:
-        """Kills the other processes of this host: its relay."""
-        import os
-        import signal
-        from pathlib import Path
-
-        siblings = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                pid, _, rest = stat.read_text(errors="replace").partition(" ")
-            except OSError:  # a process of another test has ended
-                continue
-            if rest.rpartition(")")[2].split()[1] == str(os.getppid()) and int(pid) != os.getpid():
-                siblings.append(int(pid))
-        for pid in siblings:
-            os.kill(pid, signal.SIGKILL)
-        return len(siblings)
 
 
 @pytest.fixture

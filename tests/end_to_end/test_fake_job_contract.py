@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,72 +11,11 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import Actor, MeshgateError, ProcessJob, SupervisionError, current_rank, endpoint
+from meshgate import MeshgateError, ProcessJob, SupervisionError
 from meshgate.testing import FakeJob
 from tests.end_to_end.conftest import FaultsOf
+from tests.end_to_end.probes import RELEASED, AsyncProbe, Probe, refuse_to_start
 from tests.waiting import wait_for
-
-RELEASED = threading.Event()  # of this process, where the threads of a FakeJob cannot be killed
-
-
-class Probe(Actor):
-    def __init__(self, start: int = 0, failing_rank: int | None = None) -> None:
-        if failing_rank in (-1, current_rank().rank):
-            raise ValueError("start is negative")
-        self.count = start
-
-    @endpoint
-    def add(self, amount: int) -> int:
-        self.count += amount
-        return self.count
-
-    @endpoint
-    def where(self) -> tuple[int, dict[str, int]]:
-        return current_rank().rank, kt.current_size()
-
-    @endpoint
-    def rank_number(self) -> int:
-        return int(current_rank().rank)
-
-    @endpoint
-    def fail_on(self, *ranks: int) -> str:
-        if current_rank().rank in ranks:
-            raise KeyError("no such key")
-        return "done"
-
-    @endpoint
-    def end_on(self, rank: int, error: type[BaseException]) -> str:
-        if current_rank().rank == rank:
-            if error is SystemExit:
-                sys.exit(3)
-            raise error("ended")
-        return "done"
-
-    @endpoint
-    def sleep(self, port: kt.Port[str]) -> None:
-        """Until another actor of the process is asked to release it; for a minute at most."""
-        RELEASED.clear()
-        port.send("asleep")
-        RELEASED.wait(60.0)
-
-    @endpoint
-    def release(self) -> None:
-        RELEASED.set()
-
-    @endpoint
-    def send(self, port: kt.Port[int], count: int) -> None:
-        for number in range(count):
-            port.send(number)
-
-    @endpoint
-    def refuse(self, port: kt.Port[int]) -> None:
-        port.exception(LookupError("no"))
-
-
-class AsyncProbe(Actor):
-    @endpoint
-    async def end(self) -> None:
-        sys.exit(3)
 
 
 def start_fake() -> FakeJob:
@@ -219,10 +157,6 @@ def test_a_constructor_that_raises_ends_its_actor(own_procs: Any, faults_of: Fau
         sound = broken.slice(hosts=0).add
         (before,) = sound.call(0).get().values()  # 0 if the other rank had failed before the first call was sent
         assert sound.call(1).get().values() == [before + 1]
-
-
-def refuse_to_start() -> None:
-    raise ValueError("no device")
 
 
 def test_calls_after_a_bootstrap_that_raises_raise_an_actor_error(hosts: Any) -> None:

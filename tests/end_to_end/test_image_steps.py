@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import zipfile
@@ -16,46 +15,9 @@ import meshgate as kt
 from meshgate import Image, ImageStepFailed, ProcessJob
 from meshgate.images.apply import apply_image
 from meshgate_processes.marks import find_processes
+from tests.end_to_end.probes import Inspector
 
 pytestmark = pytest.mark.any_release
-
-
-class Inspector(kt.Actor):
-    @kt.endpoint
-    def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
-
-    @kt.endpoint
-    def read(self, path: str) -> str:
-        return Path(path).read_text()
-
-    @kt.endpoint
-    def modes(self, *names: str) -> list[str]:
-        """The modes of files in the host's home."""
-        return [oct(Path(os.environ["MESHGATE_HOME"], name).stat().st_mode & 0o777) for name in names]
-
-    @kt.endpoint
-    def names(self, directory: str) -> int:
-        """The number of entries of a directory in the host's home."""
-        return len(os.listdir(os.path.join(os.environ["MESHGATE_HOME"], directory)))
-
-    @kt.endpoint
-    def wait_released(self, directory: str, module: str) -> None:
-        """Waits until no process uses the copies in a directory of the host's home, except that of ``module``."""
-        own = str(__import__(module).__file__)
-        for copy in Path(os.environ["MESHGATE_HOME"], directory).iterdir():
-            if copy.name not in own:
-                handle = os.open(copy, os.O_RDONLY)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                os.close(handle)
-
-    @kt.endpoint
-    def executable(self, path: str) -> bool:
-        return os.access(path, os.X_OK)
-
-    @kt.endpoint
-    def value_of(self, module: str) -> Any:
-        return __import__(module).VALUE
 
 
 @pytest.fixture(scope="module")

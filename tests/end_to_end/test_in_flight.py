@@ -2,129 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from meshgate import (
-    Actor,
     ActorError,
     Channel,
     MeshFailure,
     SupervisionError,
-    concurrent_endpoint,
-    context,
-    current_rank,
-    endpoint,
     send,
 )
+from tests.end_to_end.call_actors import AsyncFlown, Flown
 
 COUNT = 200  # calls in flight
 FaultsOf = Callable[..., list[MeshFailure]]
-
-
-class Flown(Actor):
-    """Notes what it runs."""
-
-    def __init__(self) -> None:
-        self.ran: list[int] = []
-
-    @endpoint
-    def note(self, number: int) -> int:
-        self.ran.append(number)
-        return number
-
-    @endpoint
-    def noted(self) -> list[int]:
-        return self.ran
-
-    @endpoint
-    def fail_at(self, number: int, every: int) -> int:
-        self.ran.append(number)
-        if number % every == 0:
-            raise ValueError(f"number {number}")
-        return number
-
-    @endpoint
-    def value(self, number: int) -> Any:
-        """Values of several kinds."""
-        kinds: list[Callable[[], Any]] = [
-            lambda: number,
-            lambda: np.full(3, number),
-            lambda: "x" * 200_000,
-            threading.Lock,
-            lambda: {"rank": dict(current_rank()), "message": context().message_rank.rank},
-        ]
-        return kinds[number % len(kinds)]()
-
-    @endpoint
-    def wait_for(self, number: int, path: str) -> int:
-        while path and not os.path.exists(path):
-            time.sleep(0.005)
-        return number
-
-    @endpoint
-    def die_at(self, number: int, last: int) -> int:
-        if number == last:
-            os._exit(3)
-        return number
-
-    @endpoint
-    def stop_at(self, number: int, last: int, ran: str) -> int:
-        with open(ran, "a") as file:
-            file.write(f"{number}\n")
-        if number == last:
-            context().actor_instance.stop("enough")
-        return number
-
-    @endpoint
-    def spawned(self, procs: Any, number: int) -> Any:
-        return procs
-
-    @endpoint
-    def call_often(self, other: Any, count: int, offset: int) -> list[int]:
-        return [other.note.call_one(offset + number).get() for number in range(count)]
-
-    @endpoint
-    def threads(self) -> list[str]:
-        return [thread.name for thread in threading.enumerate()]
-
-
-class AsyncFlown(Actor):
-    def __init__(self) -> None:
-        self.ran: list[int] = []
-
-    @endpoint
-    async def note(self, number: int) -> int:
-        self.ran.append(number)
-        return number
-
-    @endpoint
-    async def noted(self) -> list[int]:
-        return self.ran
-
-    @endpoint
-    async def fail_at(self, number: int, every: int) -> int:
-        self.ran.append(number)
-        if number % every == 0:
-            raise ValueError(f"number {number}")
-        return number
-
-    @endpoint
-    async def threads(self) -> list[str]:
-        return [thread.name for thread in threading.enumerate()]
-
-    @concurrent_endpoint
-    async def note_later(self, number: int) -> int:
-        self.ran.append(number)
-        return number
 
 
 @pytest.fixture(scope="module")

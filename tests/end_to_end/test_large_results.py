@@ -10,70 +10,13 @@ from typing import Any
 
 import pytest
 
-from meshgate import Actor, ActorError, Channel, InvalidRequestError, ProcessJob, concurrent_endpoint, endpoint
+from meshgate import ActorError, Channel, InvalidRequestError, ProcessJob
+from tests.end_to_end.call_actors import MB, AsyncGiver, ConcurrentGiver, Giver
 from tests.end_to_end.test_faults import engine_of
 
-MB = 2**20
 LIMIT, FITS, TOO_LARGE = 32 * MB, 20 * MB, 256 * MB
 TIMEOUT = 120.0
 REFUSED = r"MemoryError: the result has 268\.4 MB, .* room for 33\.6 MB\. MESHGATE_VALUE_MEMORY=33554432 .*job\.pull"
-
-
-class Giver(Actor):
-    """Returns ``size`` bytes on one rank, and its rank on the others."""
-
-    @endpoint
-    def give(self, size: int, at: int = 0) -> Any:
-        return bytes(size) if self.rank == at else self.rank
-
-    @endpoint
-    def size_from(self, givers: Any, size: int, at: int) -> int:
-        return max(len(value) for value in givers.give.call(size, at).get().values() if isinstance(value, bytes))
-
-    @endpoint
-    def size_of(self, value: bytes) -> int:
-        return len(value)
-
-    @endpoint
-    def send(self, port: Any, size: int) -> str:
-        try:
-            port.send(bytes(size))
-        except MemoryError as error:
-            return str(error)
-        return "sent"
-
-    @endpoint
-    def count_pickles(self, port: Any) -> int:
-        """How often a large message is pickled that is sent once."""
-        count = 0
-
-        class Large:
-            nbytes = 8 * MB
-
-            def __reduce__(self) -> Any:
-                nonlocal count
-                count += 1
-                return bytes, (self.nbytes,)
-
-        port.send(Large())
-        return count
-
-
-class AsyncGiver(Actor):
-    @endpoint
-    async def give(self, size: int, at: int = 0) -> Any:
-        return bytes(size) if self.rank == at else self.rank
-
-    @endpoint
-    async def size_from(self, givers: Any, size: int, at: int) -> int:
-        values = await givers.give.call(size, at)
-        return max(len(value) for value in values.values() if isinstance(value, bytes))
-
-
-class ConcurrentGiver(Actor):
-    @concurrent_endpoint
-    async def give(self, size: int, at: int = 0) -> Any:
-        return bytes(size) if self.rank == at else self.rank
 
 
 def peak(pid: int) -> int:

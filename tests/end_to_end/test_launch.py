@@ -13,38 +13,10 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import Actor, ActorError, Point, ProcessJob, SupervisionError, default_bootstrap_cmd, endpoint
+from meshgate import ActorError, Point, ProcessJob, SupervisionError, default_bootstrap_cmd
 from tests.end_to_end.conftest import FaultsOf
+from tests.end_to_end.probes import Process
 from tests.waiting import wait_for
-
-
-class Process(Actor):
-    @endpoint
-    def setting(self, name: str) -> Any:
-        from monarch.config import get_global_config
-
-        return get_global_config()[name]
-
-    @endpoint
-    def environment(self, name: str) -> str | None:
-        return os.environ.get(name)
-
-    @endpoint
-    def cpus(self) -> list[int]:
-        return sorted(os.sched_getaffinity(0))
-
-    @endpoint
-    def nested_environment(self, name: str) -> str | None:
-        from monarch.actor import this_host
-
-        nested = this_host().spawn_procs().spawn("nested", Process)
-        value: str | None = nested.environment.call_one(name).get()
-        return value
-
-    @endpoint
-    def environment_on(self, hosts: Any, name: str) -> str | None:
-        value: str | None = hosts.spawn_procs().spawn("on", Process).environment.call_one(name).get()
-        return value
 
 
 @pytest.fixture(scope="module")

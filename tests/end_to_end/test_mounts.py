@@ -10,23 +10,9 @@ import pytest
 from monarch.gather_mount import gather_mount
 from monarch.remotemount import remotemount
 
-from meshgate import Actor, ProcessJob, endpoint
+from meshgate import ProcessJob
 from meshgate.errors import JobError
-
-
-class Files(Actor):
-    @endpoint
-    def read(self, path: str) -> str:
-        return Path(path).read_text()
-
-    @endpoint
-    def write(self, path: str, text: str) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
-
-    @endpoint
-    def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
+from tests.end_to_end.probes import Inspector
 
 
 def test_mounted_directories_follow_their_sources_until_the_job_ends(tmp_path: Path) -> None:
@@ -43,7 +29,7 @@ def test_mounted_directories_follow_their_sources_until_the_job_ends(tmp_path: P
         job.remote_mount(str(source), str(tmp_path / "far/$SUBDIR"), python_exe=None)
         job.gather_mount(str(tmp_path / "out/$SUBDIR"), str(tmp_path / "here"))
         hosts = job.state().workers
-        files = hosts.spawn_procs().spawn("files", Files)
+        files = hosts.spawn_procs().spawn("files", Inspector)
         assert files.variable.call("FROM_MOUNT").get().item(hosts=1) == "yes"
         second = files.slice(hosts=1)
         assert second.read.call_one(f"{tmp_path}/far/hosts_1/x").get() == "1"
@@ -79,7 +65,7 @@ def test_monarchs_mount_functions_work_with_hosts_of_a_job(tmp_path: Path, capfd
     (source / "x").write_text("1")
     with ProcessJob({"workers": 3}) as job:
         hosts = job.state().workers
-        files = hosts.spawn_procs().spawn("files", Files)
+        files = hosts.spawn_procs().spawn("files", Inspector)
         mount = remotemount(hosts.slice(hosts=slice(1, 3)), str(source), str(tmp_path / "far/$SUBDIR"))
         with pytest.raises(RuntimeError, match="is not open: call open"):
             mount.refresh()

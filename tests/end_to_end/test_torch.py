@@ -60,7 +60,7 @@ def test_ddp_ends_with_equal_weights_on_all_ranks(job: ProcessJob, project: Path
 @pytest.mark.timeout(600)
 def test_a_rank_that_fails_while_the_others_wait_for_it_is_the_one_reported(job: ProcessJob) -> None:
     with pytest.raises(SPMDFailed) as caught:
-        serve(["torchrun", "--nproc-per-node=2", "ddp.py", "--fail"], job=job).run_spmd()
+        serve(["torchrun", "--nproc-per-node=1", "ddp.py", "--fail"], job=job).run_spmd()
     assert (caught.value.rank, caught.value.exception) == (1, "ValueError: bad batch")
 
 
@@ -78,15 +78,13 @@ class Reducer(kt.Actor):
 
 
 @pytest.mark.timeout(600)
-def test_process_groups_of_actors_need_no_further_step(hosts: Any) -> None:
-    procs = hosts.spawn_procs(per_host={"gpus": 2})
+def test_process_groups_of_actors_need_no_further_step(procs: Any) -> None:
     procs.setup_torch()
     reducers = procs.spawn("reducers", Reducer)
     assert list(reducers.reduce.call().get().values()) == [[False, 10.0]] * 4
     one_each = procs.slice(gpus=1)
     one_each.setup_torch()
     assert list(one_each.spawn("slice", Reducer).reduce.call().get().values()) == [[False, 3.0]] * 2
-    procs.stop().get()
 
 
 class Maker(kt.Actor):
@@ -109,10 +107,10 @@ class Maker(kt.Actor):
 
 
 @pytest.mark.timeout(600)
-def test_tensors_stay_in_their_processes_and_pass_to_others(hosts: Any) -> None:
+def test_tensors_stay_in_their_processes_and_pass_to_others(procs: Any) -> None:
     import torch
 
-    makers, takers = (hosts.spawn_procs(name=name).spawn(name, Maker) for name in ("makers", "takers"))
+    makers, takers = (procs.slice(gpus=gpu).spawn(name, Maker) for gpu, name in enumerate(("makers", "takers")))
     made = makers.make.keep(2)
     info = made.info().get(1)
     assert (info.type, info.bytes, info.dtype, info.shape) == ("torch.Tensor", 24, "torch.float32", (2, 3))

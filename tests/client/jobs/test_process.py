@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from meshgate import Actor, endpoint
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs import registry
 from meshgate.jobs.local_gateway import JOB_VARIABLE
@@ -20,26 +19,21 @@ from meshgate.jobs.process import LocalJob, ProcessJob
 from meshgate.jobs.trait import job_load, job_loads
 from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
+from tests.end_to_end.actors import Worker
+from tests.end_to_end.probes import Process
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = 60.0  # seconds; a wait takes a fraction of it on an idle machine
-
-
-class Probe(Actor):
-    @endpoint
-    def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
 
 
 def processes_of(apply_id: str | None) -> list[ProcessIdentity]:
     return find_processes(f"{JOB_VARIABLE}={apply_id}")
 
 
-def read_variable(job: ProcessJob | LocalJob, mesh: str = "workers", name: str = JOB_VARIABLE) -> list[str | None]:
-    """Reads an environment variable in an actor on each host."""
-    hosts = getattr(job.state(cached_path=None), mesh)
-    procs = hosts.spawn_procs(per_host={"gpus": 1})
-    return list(procs.spawn("probe", Probe).variable.call(name).get().values())
+def read_variable(job: ProcessJob) -> list[str | None]:
+    """Reads the variable that names the job in an actor on each host."""
+    procs = job.state(cached_path=None).workers.spawn_procs(per_host={"gpus": 1})
+    return list(procs.spawn("process", Process).environment.call(JOB_VARIABLE).get().values())
 
 
 def gateway_of(job: ProcessJob) -> ProcessIdentity:
@@ -95,22 +89,17 @@ def test_a_job_runs_actors_on_its_hosts_and_leaves_nothing_behind() -> None:
     assert list(registry.entries()) == []
 
 
-def test_every_mesh_has_its_hosts() -> None:
-    with ProcessJob({"trainers": 2, "dataloaders": 1}) as job:
+def test_meshes_have_their_hosts_and_environment_and_the_token_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver in a gateway's environment starts its own gateway."""
+    monkeypatch.setenv("MESHGATE_TOKEN_FILE", "/nowhere")
+    monkeypatch.setenv("MESHGATE_MESH", "others=tcp://127.0.0.1:1")
+    with ProcessJob({"trainers": 2, "dataloaders": 1}, env={"COLOUR": "green"}) as job:
         state = job.state()
         assert dict(state.trainers.sizes) == {"hosts": 2}
         assert dict(state.dataloaders.sizes) == {"hosts": 1}
-        assert read_variable(job, "dataloaders") == [job.apply_id]
-
-
-def test_env_reaches_the_workers() -> None:
-    with ProcessJob({"workers": 1}, env={"COLOUR": "green"}) as job:
-        assert read_variable(job, name="COLOUR") == ["green"]
-
-
-def test_the_token_is_in_no_argument_and_no_worker_environment() -> None:
-    with ProcessJob({"workers": 1}) as job:
-        assert read_variable(job, name="MESHGATE_TOKEN") == [None]
+        reader = state.dataloaders.spawn_procs(per_host={"gpus": 1}).spawn("reader", Process)
+        read = [reader.environment.call_one(name).get() for name in (JOB_VARIABLE, "COLOUR", "MESHGATE_TOKEN")]
+        assert read == [job.apply_id, "green", None]
         gateway = job._gateway
         assert gateway is not None
         token = gateway.record.token.encode()
@@ -125,13 +114,6 @@ def test_the_token_is_in_no_argument_and_no_worker_environment() -> None:
             if command != gateway_command:  # the supervisor and the server, which is a copy of it
                 assert token not in environment
         assert "token" not in repr(gateway.record)
-
-
-def test_a_driver_in_a_gateways_environment_starts_its_own_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MESHGATE_TOKEN_FILE", "/nowhere")
-    monkeypatch.setenv("MESHGATE_MESH", "others=tcp://127.0.0.1:1")
-    with ProcessJob({"workers": 1}) as job:
-        job.state()
 
 
 @pytest.mark.usefixtures("no_jobs_of_other_tests")
@@ -322,12 +304,6 @@ def test_workers_import_modules_next_to_the_script(drive: Driver, tmp_path: Path
     assert driver.wait(TIMEOUT) == 0
 
 
-class Hello(Actor):
-    @endpoint
-    def hello(self) -> int:
-        return os.getpid()
-
-
 @pytest.fixture
 def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -343,21 +319,15 @@ def test_each_name_is_one_host_unless_a_number_is_given() -> None:
 
 
 @pytest.mark.usefixtures("_in_tmp_path")
-def test_actors_run_on_every_host() -> None:
+def test_actors_run_on_every_host_and_no_other_process_finds_the_job() -> None:
     with LocalJob(meshes={"workers": 2}) as job:
-        pids = list(job.state().workers.spawn("hello", Hello).hello.call().get().values())
+        pids = list(job.state().workers.spawn("workers", Worker).pid.call().get().values())
         assert len(set(pids)) == 2
-
-
-@pytest.mark.usefixtures("_in_tmp_path")
-def test_no_other_process_finds_the_job() -> None:
-    with LocalJob() as job:
-        job.state()
         assert os.listdir() == []
         assert not job.can_run(job)
         copy = job_loads(job.dumps())
         assert not copy.active
-        assert repr(copy) == "LocalJob({'hosts': 1})"
+        assert repr(copy) == repr(LocalJob({"workers": 2}))
 
 
 @pytest.mark.usefixtures("_in_tmp_path")
