@@ -124,6 +124,13 @@ CHOICES: dict[str, dict[str, Any]] = {
     },
 }
 """What reaches defects that other seeds reach rarely."""
+FIRST_SEEDS = {
+    "a message is marked as read when it arrives": 13,
+    "the first message of a killed driver displaces its successor": 2,
+    "a session that is not detached ends long before its lease": 5,
+    "a version that changed while it was sent is never sent": 11,
+}
+"""Where the search begins: the first seed that found the defect, so far. A change of the code may move it."""
 
 
 def passes(seed: int, **choices: Any) -> bool:
@@ -145,7 +152,8 @@ def test_defects_are_found(defect: str, monkeypatch: pytest.MonkeyPatch) -> None
             failed = not passes(seed, **choices)
         return failed and passes(seed, **choices)
 
-    assert any(finds(seed) for seed in range(SEEDS_TO_FIND))
+    first = FIRST_SEEDS.get(defect, 0)
+    assert any(finds(seed % SEEDS_TO_FIND) for seed in range(first, first + SEEDS_TO_FIND))
 
 
 @pytest.mark.parametrize("editing", [0.0, 1.0])
