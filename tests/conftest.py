@@ -99,7 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = slow_first(items, lambda item: item.get_closest_marker("slow") is not None, workers)
+        items[:] = slow_first(
+            items, lambda item: item.get_closest_marker("slow") is not None, lambda item: item.path, workers
+        )
 
 
 @pytest.hookimpl(optionalhook=True)  # so that tests run without xdist too
