@@ -27,11 +27,15 @@ from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_gateway.engine.on_worker import running_calls, tracing
 
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
+LARGE = 64 * 1024  # bytes of a payload; below, two copies cost less than what ``Large`` adds
 
 # What is written before the pickle of a call's arguments, around the call's number in eight bytes. A pickle is a
 # program for a stack machine (see ``pickletools``): this part calls ``RunningCalls.mark`` and drops the result. So what
 # the client has sent need not be pickled again.
 MARK = f"c{running_calls.MODULE}\nmark\n\x8a\x08".encode("latin-1"), b"\x85R0"
+
+# Opcodes that are followed by a size in eight bytes and the content.
+_BYTES, _BYTEARRAY = b"\x8e", b"\x96"
 
 _decoding = threading.local()
 _real_loads = cloudpickle.loads
@@ -63,13 +67,25 @@ class Forward:
 class _Joined:
     """Unpickles as one bytearray of all fragments. Monarch reads each fragment without a copy here."""
 
-    __slots__ = ("_fragments",)
+    __slots__ = ("fragments",)
 
     def __init__(self, fragments: Fragments) -> None:
-        self._fragments = fragments
+        self.fragments = fragments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return bytearray().join, (list(self._fragments),)
+        return bytearray().join, (list(self.fragments),)
+
+
+class Large:
+    """Unpickles as ``payload``, each of whose buffers the worker reads into a bytearray with a single copy."""
+
+    __slots__ = ("payload",)
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, ((self.payload,), 0)
 
 
 class ForwardClass:
@@ -170,13 +186,56 @@ def dumps_with_objects(value: Any, objects: Sequence[Any]) -> bytes:
     return file.getvalue()
 
 
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Takes the place of cloudpickle's, with which Monarch pickles messages.
+
+    For a ``Large`` payload it writes the fragments of each buffer after an opcode and the size. Pickled as a list of
+    fragments, which is all that cloudpickle's own can do, a worker would copy them twice: to read and to join them.
+    """
+
+    def __init__(self, file: Any, *args: Any, **options: Any) -> None:
+        super().__init__(file, *args, **options)
+        self._file = file
+
+    def dump(self, obj: Any) -> Any:
+        if type(obj) is not Large:
+            return super().dump(obj)
+        payload = io.BytesIO()
+        buffers: list[_Joined] = []
+        _WithoutBuffers(payload, buffers).dump(obj.payload)
+        write = self._file.write
+        write(cloudpickle.dumps(on_worker.unpickle, 3)[:-1])  # without frames and STOP: what follows calls it
+        write(b"".join((_BYTES, payload.tell().to_bytes(8, "little"), payload.getvalue(), b"]](")))
+        for buffer in buffers:
+            write(_BYTEARRAY + sum(map(len, buffer.fragments)).to_bytes(8, "little"))
+            for fragment in buffer.fragments:
+                write(fragment)
+        write(b"e\x87R.")
+        return None
+
+
+class _WithoutBuffers(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles buffers as persistent ids, and adds them to ``buffers``."""
+
+    def __init__(self, file: io.BytesIO, buffers: list[_Joined]) -> None:
+        super().__init__(file)
+        self._buffers = buffers
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if type(obj) is not _Joined:
+            return None
+        self._buffers.append(obj)
+        return len(self._buffers) - 1
+
+
 # --- from workers -------------------------------------------------------------------------------------------
 
 
 def change_cloudpickle() -> None:
-    """Replaces ``loads`` by one that can leave pickles unopened, and pickles code with the name of its file. Call it
-    before Monarch is imported."""
+    """Replaces ``loads`` by one that can leave pickles unopened, and ``Pickler`` by one that writes a ``Large`` payload
+    in pieces; pickles code with the name of its file. Call it before Monarch is imported."""
     cloudpickle.loads = cloudpickle.cloudpickle.loads = _loads_or_bytes
+    cloudpickle.Pickler = cloudpickle.cloudpickle.Pickler = Pickler
     cloudpickle.Pickler.dispatch_table[types.CodeType] = _reduce_code
 
 

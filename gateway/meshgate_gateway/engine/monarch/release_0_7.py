@@ -33,12 +33,14 @@ from meshgate_gateway.engine.monarch.interface import (
 )
 from meshgate_gateway.engine.monarch.pickles import (
     COPY_LIMIT,
+    LARGE,
     MARK,
     Forward,
     ForwardAt,
     ForwardClass,
     ForwardItem,
     ForwardWithTrace,
+    Large,
     OnProcess,
     change_cloudpickle,
     dumps_with_objects,
@@ -464,7 +466,8 @@ class Client:
             return self._pickle.PendingMessage(kind, self._pickle.PicklingState(frozen.freeze()))
         if number:
             payload = OnProcess(f"{running_calls.MODULE}:calls", "mark", number, payload, size=payload.size)
-        state = self._pickle.pickle(payload, allow_tensor_engine_references=True, allow_mesh_references=True)
+        content = Large(payload) if payload.size >= LARGE else payload
+        state = self._pickle.pickle(content, allow_tensor_engine_references=True, allow_mesh_references=True)
         return self._pickle.PendingMessage(kind, state)
 
     async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:

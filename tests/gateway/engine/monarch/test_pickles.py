@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshgate_gateway.engine.monarch import pickles
-from meshgate_gateway.engine.monarch.pickles import COPY_LIMIT, MARK, Forward, ForwardClass, ForwardItem, OnProcess
+from meshgate_gateway.engine.monarch.pickles import (
+    COPY_LIMIT,
+    MARK,
+    Forward,
+    ForwardClass,
+    ForwardItem,
+    Large,
+    OnProcess,
+)
 from meshgate_gateway.engine.on_worker.running_calls import MODULE
 
 
@@ -63,7 +71,8 @@ def test_code_keeps_the_name_of_its_file_with_every_cloudpickle(monkeypatch: pyt
     monkeypatch.setattr(cloudpickle.cloudpickle, "_code_reduce", reduce_as_3_1_3)
     monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, reduce_as_3_1_3)
     for module in (cloudpickle, cloudpickle.cloudpickle):
-        monkeypatch.setattr(module, "loads", module.loads)  # put back afterwards
+        for name in ("loads", "Pickler"):
+            monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
     pickles.change_cloudpickle()
     here = test_code_keeps_the_name_of_its_file_with_every_cloudpickle.__code__
     there = pickle.loads(cloudpickle.dumps(here))
@@ -134,3 +143,50 @@ def test_small_replies_are_copied_and_large_ones_viewed(size: int, monkeypatch: 
     data, _ = pickles._loads_or_bytes(content)
     assert bytes(data) == bytes(content)
     assert isinstance(data, bytes) == (size <= COPY_LIMIT)
+
+
+@pytest.fixture
+def pickler() -> Callable[[object], bytes]:
+    """Pickles as Monarch does, which looks cloudpickle's class up and passes it a file of its own."""
+
+    class File(list[bytes]):
+        def write(self, piece: bytes) -> None:
+            assert type(piece) is bytes  # of nothing else does Monarch keep a reference instead of a copy
+            self.append(piece)
+
+    def dump(value: object) -> bytes:
+        file = File()
+        pickles.Pickler(file).dump(value)
+        return b"".join(file)
+
+    return dump
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [3, 0, 70_000]])
+@pytest.mark.parametrize("load", [pickle.loads, pickle._loads])  # type: ignore[attr-defined]  # Python's own reader
+def test_a_large_payload_arrives_as_a_small_one(
+    sizes: list[int], load: Callable[[bytes], Any], pickler: Callable[[object], bytes], marks: list[int]
+) -> None:
+    out_of_band: list[pickle.PickleBuffer] = []
+    sent = [Array(bytearray(b"x" * size)) for size in sizes], "text" * 20_000
+    data = pickle.dumps(sent, protocol=5, buffer_callback=out_of_band.append)
+    payload = Forward(cut(data, 9), [cut(bytes(buffer), 2) for buffer in out_of_band])
+    whole = pickler(Large(OnProcess(f"{MODULE}:calls", "mark", 7, payload)))
+    arrays, text = load(whole)
+    assert [bytes(array.content) for array in arrays] == [array.content for array in sent[0]]
+    assert all(type(array.content) is bytearray for array in arrays)  # users may write to what they get
+    assert text == sent[1]
+    assert marks[-1] == 7
+
+
+def test_the_buffers_of_a_large_payload_are_written_as_they_came() -> None:
+    buffer = [b"a" * 1000, b"b" * 1000]
+    written: list[bytes] = []
+    pickles.Pickler(SimpleNamespace(write=written.append)).dump(Large(Forward([pickle.dumps(None)], [buffer])))
+    assert [piece for piece in written if any(piece is each for each in buffer)] == buffer
+
+
+def test_large_payloads_can_name_objects(pickler: Callable[[object], bytes]) -> None:
+    persistent = b"\x80\x05K\x01Q."  # the object of persistent id 1
+    assert pickle.loads(pickler(Large(Forward([persistent], [[b"unused"]], ["mesh a", "mesh b"])))) == "mesh b"
+    assert pickle.loads(pickle.dumps(Large(Forward([pickle.dumps("value")])))) == "value"  # with another pickler
