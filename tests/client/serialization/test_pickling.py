@@ -26,6 +26,8 @@ from meshgate.actors.actor_class import endpoints_of
 from meshgate.errors import ActorError, ClassNotImportable, UnpicklableArgument
 from meshgate.serialization import pickling
 from meshgate.serialization.pickling import (
+    COPY_CHUNK_BYTES,
+    COPY_PIECE_BYTES,
     OUT_OF_BAND_BYTES,
     Pickled,
     dump_class,
@@ -527,12 +529,14 @@ def test_pickled_buffers_are_freed_without_a_garbage_collection() -> None:
         gc.enable()
 
 
-def test_a_large_array_is_copied_in_pieces() -> None:
-    array = np.arange(400_000)
+@pytest.mark.parametrize("length", [400_000, (COPY_PIECE_BYTES + COPY_CHUNK_BYTES) // 8 + 1])
+def test_a_large_array_is_copied_in_pieces(length: int) -> None:
+    array = np.arange(length)
     (buffer,) = dumps(array).buffers
     array[:] = 0
     assert isinstance(buffer, list)
-    assert (np.frombuffer(b"".join(buffer), array.dtype) == np.arange(400_000)).all()
+    assert max(map(len, buffer)) <= COPY_PIECE_BYTES
+    assert (np.frombuffer(b"".join(buffer), array.dtype) == np.arange(length)).all()
 
 
 class AnswersAll(type):
