@@ -4,7 +4,7 @@ the websocket library."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from websockets.utils import apply_mask
 
 from meshgate_wire import Pump, Session
 from meshgate_wire.messages import Done
-from meshgate_wire.websocket import FrameReader, ParsedFrame, binary_header
+from meshgate_wire.websocket import NO_MASK, FrameReader, ParsedFrame, binary_header
 from tests.wire.channel import KIB, MIB, client, connected, drain, gateway, numbers, send_done
 
 MAX_SIZE = 200_000
@@ -275,16 +275,33 @@ def test_messages_of_the_library_are_read_from_any_split(sizes: list[int], posit
     assert opcodes == [Opcode.PING] * len(sizes)
 
 
-@given(size=SIZES, masked=st.booleans())
-def test_the_library_reads_what_is_written(size: int, masked: bool) -> None:
+@given(size=SIZES, mask=st.sampled_from([b"", MASK, NO_MASK]))
+def test_the_library_reads_what_is_written(size: int, mask: bytes) -> None:
     client, server = connected_protocols()
-    receiver = server if masked else client
-    payload = bytes(size)
-    mask = MASK if masked else b""
-    receiver.receive_data(binary_header(size, mask) + (apply_mask(payload, mask) if masked else payload))
+    receiver = server if mask else client
+    payload = b"x" * size
+    receiver.receive_data(binary_header(size, mask) + (apply_mask(payload, mask) if mask else payload))
     (frame,) = receiver.events_received()
     assert isinstance(frame, Frame)
     assert (frame.opcode, frame.fin, frame.data) == (Opcode.BINARY, True, payload)
+
+
+@given(sizes=st.lists(SIZES, max_size=4), positions=st.lists(st.integers(0, 1 << 20), max_size=12))
+def test_only_messages_with_a_mask_are_unmasked(sizes: list[int], positions: list[int]) -> None:
+    written, masks = bytearray(), cycle((MASK, NO_MASK))
+    for number, size in enumerate(sizes):
+        mask = next(masks)
+        written += binary_header(size, mask) + apply_mask(bytes([number]) * size, mask)
+    unmasked: list[bytes] = []
+
+    def unmask(payload: memoryview, mask: bytes) -> bytes:
+        unmasked.append(mask)
+        return apply_mask(payload, mask)
+
+    reader = FrameReader(MAX_SIZE, unmask)
+    found = [frame for piece in split(bytes(written), positions) for frame in reader.feed(piece)]
+    assert [frame.data for frame in found] == [bytes([number]) * size for number, size in enumerate(sizes)]
+    assert unmasked == [MASK] * ((len(sizes) + 1) // 2)
 
 
 def test_fragments_and_texts_are_passed_to_the_library() -> None:

@@ -30,6 +30,9 @@ _HEADER_16 = Struct("!BBH")
 _HEADER_64 = Struct("!BBQ")
 _LENGTH_16 = 126  # smaller payload lengths are in the second byte
 
+# Of a client that need not hide what it sends from an intermediary, as on a Unix socket: it is sent as it is.
+NO_MASK = bytes(4)
+
 Unmask = Callable[[memoryview, bytes], bytes]
 
 
@@ -194,7 +197,7 @@ class FrameReader:
         if not self._missing:
             payload = b"".join(self._pieces)
             self._pieces.clear()
-            if self._unmask is not None:
+            if self._unmask is not None and self._mask != NO_MASK:
                 payload = self._unmask(memoryview(payload), self._mask)
             found.append(ParsedFrame(payload))
         return at + size
@@ -226,7 +229,7 @@ class FrameReader:
         if self._unmask is not None:
             self._mask = data[start - 4 : start]
         if complete:
-            if self._unmask is None:
+            if self._unmask is None or self._mask == NO_MASK:
                 found.append(ParsedFrame(data[start : start + size]))
             else:
                 found.append(ParsedFrame(self._unmask(memoryview(data)[start : start + size], self._mask)))

@@ -22,7 +22,7 @@ from websockets.http11 import Response
 from websockets.protocol import OPEN, Event
 
 from meshgate.session.dialing import PING_INTERVAL, Route
-from meshgate_wire.websocket import FrameReader, binary_header
+from meshgate_wire.websocket import NO_MASK, FrameReader, binary_header
 
 # A cut is not an error, but the library logs one if a ping is under way. Add a handler to this logger to see them.
 _library_log = logging.getLogger("meshgate.websockets")
@@ -63,12 +63,14 @@ class GatewayConnection(ClientConnection):
         receiver: Receiver,
         is_gateways: Callable[[Response], bool],
         max_message: int,
+        masks: bool,
         **options: Any,
     ) -> None:
         super().__init__(protocol, **options)
         self._is_gateways = is_gateways
         self._receiver = receiver
         self._max_message = max_message
+        self._masking = masks
         self._fragments: list[bytes] = []
         self._frames: FrameReader | None = None  # after the handshake
         self._tail = b""  # of the response so far, in which its end may begin
@@ -166,6 +168,13 @@ class GatewayConnection(ClientConnection):
         """Sends one binary message. Does nothing if the connection is closing: the session will retransmit."""
         if self.protocol.state is OPEN:
             size = sum(map(len, pieces))
+            if not self._masking:
+                header = binary_header(size, NO_MASK)
+                if size < _COPY_BELOW:
+                    self.transport.write(b"".join((header, *pieces)))
+                else:
+                    self.transport.writelines((header, *pieces))
+                return
             if not self._masks:  # unpredictable, so that no attacker can choose what a proxy sees (RFC 6455, 10.3)
                 self._masks = os.urandom(4 * _MASKS)
             mask, self._masks = self._masks[:4], self._masks[4:]
@@ -242,7 +251,14 @@ async def open_connection(
     """
 
     def create(protocol: ClientProtocol, **options: Any) -> GatewayConnection:
-        return GatewayConnection(protocol, receiver=receiver, is_gateways=is_gateways, max_message=max_size, **options)
+        return GatewayConnection(
+            protocol,
+            receiver=receiver,
+            is_gateways=is_gateways,
+            max_message=max_size,
+            masks=route.unix_socket is None,  # masks are for intermediaries, and cost two passes over what is sent
+            **options,
+        )
 
     options: dict[str, Any] = {}
     if route.ssl is not None:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+from pathlib import Path
 from typing import Any
 
+import pytest
+from websockets.frames import Frame, Opcode
 from websockets.server import ServerProtocol
 
 from meshgate.proxies.client import Client
@@ -87,14 +90,57 @@ async def accept(end: socket.socket) -> ServerProtocol:
 
 
 async def connect_to(near: socket.socket, ping_interval: float = PING_INTERVAL) -> GatewayConnection:
+    return await connect_along(Route("ws://gateway", sock=near, through_proxy=False, ping_interval=ping_interval))
+
+
+async def connect_along(route: Route) -> GatewayConnection:
     return await open_connection(
-        Route("ws://gateway", sock=near, through_proxy=False, ping_interval=ping_interval),
+        route,
         "/",
         {},
         Receiver(),
         max_size=1 << 20,
         is_gateways=lambda response: True,
     )
+
+
+@pytest.mark.parametrize("on_unix_socket", [False, True])
+def test_only_what_may_pass_an_intermediary_is_masked(on_unix_socket: bool, tmp_path: Path) -> None:
+    messages = [b"s" * 100, b"l" * 100_000]
+
+    async def send() -> tuple[list[bytes], bytes]:
+        loop = asyncio.get_running_loop()
+        address: Any = str(tmp_path / "gateway.sock") if on_unix_socket else ("127.0.0.1", 0)
+        with socket.socket(socket.AF_UNIX if on_unix_socket else socket.AF_INET) as listener:
+            listener.setblocking(False)
+            listener.bind(address)
+            listener.listen()
+            url = "ws://gateway" if on_unix_socket else f"ws://127.0.0.1:{listener.getsockname()[1]}"
+            route = Route(url, unix_socket=address if on_unix_socket else None, through_proxy=False)
+            connecting = asyncio.ensure_future(connect_along(route))
+            end, _ = await loop.sock_accept(listener)
+        with end:
+            protocol = await accept(end)
+            connection = await connecting
+            for message in messages:
+                connection.write([message[:50], memoryview(message)[50:]])
+            written, received = b"", []
+            while len(received) < len(messages):
+                data = await loop.sock_recv(end, 65_536)
+                written += data
+                protocol.receive_data(data)
+                received += [
+                    event.data
+                    for event in protocol.events_received()
+                    if isinstance(event, Frame) and event.opcode is Opcode.BINARY
+                ]
+            connection.abort()
+            await connection.wait_lost()
+        return received, written
+
+    received, written = asyncio.run(send())
+    assert received == messages
+    assert all((message in written) == on_unix_socket for message in messages)
 
 
 def test_closing_does_not_wait_for_the_end_of_the_gateways_tcp_connection() -> None:
