@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from meshgate_gateway.engine.on_worker import large_messages
@@ -76,11 +79,19 @@ def test_only_calls_without_a_correlation_id_are_the_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("correlation_id", "nbytes", "copies", "asked"),
-    [(7, LARGE, 0, 0), (None, LARGE, 1, 1), (None, LARGE - 1, 1, 0)],
+    ("correlation_id", "nbytes", "measured", "copies", "asked"),
+    [
+        *((7, LARGE, None, 0, 0), (None, LARGE, None, 1, 1), (None, LARGE - 1, None, 1, 0)),
+        *((7, LARGE, LARGE, 0, 0), (None, LARGE, LARGE, 0, 1), (None, LARGE - 1, LARGE - 1, 0, 0)),
+    ],
 )
-def test_only_what_goes_to_the_engine_is_measured(
-    monkeypatch: pytest.MonkeyPatch, correlation_id: int | None, nbytes: int, copies: int, asked: int
+def test_only_what_goes_to_the_engine_is_copied_to_be_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    correlation_id: int | None,
+    nbytes: int,
+    measured: int | None,
+    copies: int,
+    asked: int,
 ) -> None:
     actor_mesh: Any = pytest.importorskip("monarch._src.actor.actor_mesh")
     made: list[bytes] = []
@@ -96,7 +107,15 @@ def test_only_what_goes_to_the_engine_is_measured(
 
     monkeypatch.setattr(actor_mesh, "Port", Port)
     monkeypatch.setattr(actor_mesh, "PendingMessage", lambda kind, state: state)
-    monkeypatch.setattr(large_messages, "pickled", lambda value: State())
+    last = SimpleNamespace(nbytes=3)  # of a pickle before
+
+    def pickled(value: bytes) -> State:
+        if measured is not None:
+            last.nbytes = measured
+        return State()
+
+    monkeypatch.setattr(large_messages, "pickled", pickled)
+    monkeypatch.setattr(large_messages, "measure_pickles", lambda: last)
     monkeypatch.setattr(large_messages, "ask", lambda connect, hello, nbytes, reply, kept: asks.append(nbytes))
     ask_before_large_messages(lambda: None, {}, "root", lambda port, frame: 0)
 
@@ -105,6 +124,23 @@ def test_only_what_goes_to_the_engine_is_measured(
 
     handler(correlation_id)
     assert (len(made), len(asks)) == (copies, asked)
+
+
+def test_monarchs_pickles_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("monarch._src.actor.actor_mesh")
+    for module in (cloudpickle, cloudpickle.cloudpickle):
+        monkeypatch.setattr(module, "Pickler", module.Pickler)  # put back afterwards
+    last = large_messages.measure_pickles()
+    assert last.nbytes is None
+    for value in (bytes(LARGE), "small", [bytearray(100_000)] * 3):
+        state = large_messages.pickled(value)
+        assert last.nbytes == len(state.buffer())
+    assert pickle.loads(cloudpickle.dumps({"of": "others"})) == {"of": "others"}
+    assert last.nbytes == len(state.buffer())  # theirs do not count
+    thread = threading.Thread(target=large_messages.pickled, args=("in another thread",))
+    thread.start()
+    thread.join()
+    assert last.nbytes == len(state.buffer())
 
 
 class KeptValuesActor:
