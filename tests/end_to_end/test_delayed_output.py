@@ -2,108 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import meshgate as kt
-from meshgate import Actor, ActorError, Port, concurrent_endpoint, endpoint
+from meshgate import ActorError
 from meshgate.session.output import printer
+from tests.end_to_end.speakers import AsyncSpeaker, ConcurrentSpeaker, Speaker
 from tests.gateway.server_process import TOKEN, ServerProcess
 
 DELAY = 0.2  # seconds; a reply takes a few milliseconds
-MB = 2**20
 COUNT = 4  # calls of each kind
 IN_FLIGHT = 60  # calls that may leave the engine together
-
-
-def write(text: str) -> None:
-    os.write(1, text.encode())
-
-
-class Speaker(Actor):
-    @endpoint
-    def say(self, text: str) -> int:
-        print(text)
-        return self.rank
-
-    @endpoint
-    def warn(self, text: str) -> None:
-        print(text, file=sys.stderr)
-
-    @endpoint
-    def raise_error(self, text: str) -> None:
-        print(text)
-        raise ValueError(text)
-
-    @endpoint(explicit_response_port=True)
-    def send(self, port: Port[int], text: str) -> None:
-        print(text)
-        port.send(self.rank)
-
-    @endpoint
-    def say_in_a_child(self, text: str) -> None:
-        subprocess.run(["echo", text], check=True)
-
-    @endpoint
-    def say_in_a_fork(self, text: str) -> None:
-        child = multiprocessing.get_context("fork").Process(target=write, args=(f"{text}\n",))
-        child.start()
-        child.join()
-
-    @endpoint
-    def say_at_length(self, text: str) -> None:
-        print(f"{'x' * MB}\n{text}")
-
-    @endpoint
-    def say_although_redirected(self, text: str) -> None:
-        """Another file takes the place of standard output, and a copy of it is what the process prints to."""
-        copy = os.dup(1)
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        os.write(copy, f"{text}\n".encode())
-        os.dup2(copy, 1)
-        os.close(copy)
-
-    @endpoint
-    def say_then_ask(self, other: Any, text: str) -> list[int]:
-        """The other ranks print, too, and reply to this one."""
-        print(text)
-        return sorted(other.say.call(text).get().values())
-
-
-class AsyncSpeaker(Actor):
-    @endpoint
-    async def say(self, text: str) -> int:
-        print(text)
-        return self.rank
-
-    @endpoint
-    async def raise_error(self, text: str) -> None:
-        print(text)
-        raise ValueError(text)
-
-    @endpoint
-    async def say_then_ask(self, other: Any, text: str) -> list[int]:
-        print(text)
-        return sorted((await other.say.call(text)).values())
-
-
-class ConcurrentSpeaker(Actor):
-    @concurrent_endpoint
-    async def say(self, text: str) -> int:
-        print(text)
-        return self.rank
-
-    @endpoint
-    async def loaded(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)

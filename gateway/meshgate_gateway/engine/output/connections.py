@@ -115,6 +115,7 @@ class MeshOutput:
         self.busy: dict[OutputConnection, None] = {}
         self._connected: set[OutputConnection] = set()
         self._newest: dict[tuple[int, str], OutputConnection] = {}  # by rank and stream
+        self._seen: set[tuple[int, str]] = set()  # the keys of all that were ever here
         self.selector = selectors.DefaultSelector()
 
     def add(self, output: OutputConnection) -> None:
@@ -123,7 +124,8 @@ class MeshOutput:
                 self.selector.unregister(output.descriptor)
             self.selector.register(output.descriptor, selectors.EVENT_READ, output)
         self._connected.add(output)
-        self._newest[output.hello.rank, output.hello.stream] = output
+        self._newest[key := (output.hello.rank, output.hello.stream)] = output
+        self._seen.add(key)
         output.reader.fed = lambda: self.busy.setdefault(output)
         if output.reader.received > output.handled:
             output.reader.fed()
@@ -146,8 +148,9 @@ class MeshOutput:
         """The connections with output that is not in the lines so far. ``readable`` is from the ``selector``."""
         return list({**{key.data: None for key, _ in readable}, **self.busy})
 
-    def mark(self, rank: int, positions: tuple[int, int]) -> None:
-        """A reply of this rank comes after that much of its output."""
+    def mark(self, rank: int, positions: tuple[int, int]) -> bool:
+        """A reply of this rank comes after that much of its output. Returns False until both of its connections have
+        come: the caller repeats this then."""
         for stream, position in zip(("stdout", "stderr"), positions, strict=True):
             output = self._newest.get((rank, stream))
             arrived = output.arrived() if output is not None else None
@@ -155,6 +158,7 @@ class MeshOutput:
                 output.marked = max(output.marked, total(position, arrived))
                 if not output.settled:
                     self.busy.setdefault(output)
+        return self._seen.issuperset({(rank, "stdout"), (rank, "stderr")})
 
     def miss(self, output: OutputConnection) -> None:
         """A result was sent before the output that was marked. No other one waits until that has arrived."""

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import async_timeout
@@ -58,6 +59,15 @@ class PortReport(BaseModel):
     nbytes: int
 
 
+@dataclass(slots=True)
+class _Early:
+    """A process whose replies have arrived before its output connections."""
+
+    mark: tuple[int, int]  # of the last reply
+    waiting: list[Callable[[], None]] = field(default_factory=list)  # for these connections
+    late: bool = False  # they came too late once, so no result waits for them
+
+
 class Referring(Protocol):
     """A process that has references to kept values."""
 
@@ -97,6 +107,8 @@ class WorkerStreams:
         self._controllers, self._reported, self._late, self._ask = controllers, reported, late, ask
         self._fetch_kept, self._refers = fetch_kept, refers
         self._outputs: dict[int, MeshOutput] = {}  # by mesh
+        self._met: set[int] = set()  # meshes that have had an output connection
+        self._early: dict[tuple[int, int], _Early] = {}  # by mesh and rank
         self._reported_late = float("-inf")
         self.secret = secrets.token_hex(16)
         self.address = ""
@@ -141,6 +153,8 @@ class WorkerStreams:
         Each process ends itself when it reads the end of its connection.
         """
         self._dropped.add(mesh)
+        for key in [key for key in self._early if key[0] == mesh]:
+            _wake(self._early.pop(key))
         for key in [key for key in self._cancelled if key[0] == mesh]:
             del self._cancelled[key]
         for writer in self._connected.get(mesh, ()):
@@ -174,8 +188,9 @@ class WorkerStreams:
     def mark(self, mesh: int, rank: int, positions: tuple[int, int]) -> None:
         """A reply of this process comes after that much of its output (``Reply.printed``)."""
         outputs = self._outputs.get(mesh)
-        if outputs is not None:
-            outputs.mark(rank, positions)
+        known = outputs.mark(rank, positions) if outputs is not None else mesh in self._met
+        if not known and mesh not in self._dropped:
+            self._early.setdefault((mesh, rank), _Early(positions)).mark = positions
 
     def unread(self, mesh: int, ranks: Collection[int]) -> asyncio.Future[None] | None:
         """What to wait for until all that these processes have written is passed to ``printed``; None: it is.
@@ -184,6 +199,10 @@ class WorkerStreams:
         future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while reading is paused, because the
         client does not take what it gets. Output that came too late once is not waited for until it has arrived.
         """
+        if self._early and self._reading.is_set():
+            found = [self._early.get((mesh, rank)) for rank in ranks]
+            if early := [each for each in found if each is not None and not each.late]:
+                return self._unread_once_connected(mesh, ranks, early)
         outputs = self._outputs.get(mesh)
         if outputs is None:
             return None
@@ -211,9 +230,8 @@ class WorkerStreams:
             done.set_result(None)
             for output, _ in waiting if late else ():
                 outputs.miss(output)
-            if late and loop.time() - self._reported_late > LATE_INTERVAL:
-                self._reported_late = loop.time()
-                self._late(_LATE)
+            if late:
+                self._report_late()
 
         def handled() -> None:
             nonlocal left
@@ -233,6 +251,43 @@ class WorkerStreams:
         for output, written in waiting:
             output.waiting.append((written, handled))
         return done
+
+    def _unread_once_connected(
+        self, mesh: int, ranks: Collection[int], early: Sequence[_Early]
+    ) -> asyncio.Future[None]:
+        """As ``unread``, for ranks of which the ``early`` processes have yet to connect."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        left = len(early)
+
+        def connected() -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                return
+            timeout.cancel()
+            unread = self.unread(mesh, ranks)
+            if unread is None:
+                done.set_result(None)
+            else:
+                unread.add_done_callback(lambda _: done.set_result(None))
+
+        def expire() -> None:
+            self._report_late()
+            for each in early:
+                each.late = True
+                _wake(each)
+
+        timeout = loop.call_later(OUTPUT_TIMEOUT, expire)
+        for each in early:
+            each.waiting.append(connected)
+        return done
+
+    def _report_late(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._reported_late > LATE_INTERVAL:
+            self._reported_late = now
+            self._late(_LATE)
 
     def _show_unfinished(self, outputs: MeshOutput, behind: Sequence[OutputConnection]) -> None:
         """Passes on all lines so far, with those that have no end yet."""
@@ -381,9 +436,13 @@ class WorkerStreams:
         output = OutputConnection(hello, reader, descriptor, start)
         if (outputs := self._outputs.get(hello.mesh)) is None:
             outputs = self._outputs[hello.mesh] = MeshOutput()
+            self._met.add(hello.mesh)
         data = b""
         try:
             outputs.add(output)
+            early = self._early.get(key := (hello.mesh, hello.rank))
+            if early is not None and outputs.mark(hello.rank, early.mark):
+                _wake(self._early.pop(key))
             while data := await reader.read(65_536):
                 if output.unfinished is not None and not output.splitter.has_bars:  # bars may never rest
                     output.unfinished.cancel()
@@ -462,6 +521,12 @@ class WorkerStreams:
         if self._batch:
             batch, self._batch = self._batch, []
             self._printed(batch)
+
+
+def _wake(early: _Early) -> None:
+    waiting, early.waiting = early.waiting, []
+    for connected in waiting:
+        connected()
 
 
 def _write_cancelled(writer: asyncio.StreamWriter, calls: Iterable[int]) -> None:

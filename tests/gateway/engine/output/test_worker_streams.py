@@ -539,7 +539,6 @@ async def test_what_a_reply_says_was_printed_is_waited_for_until_it_arrives() ->
         out, err = await printing(listener), await printing(listener, stream="stderr")
         before = len(listener.hello()) + len("started\n")
         listener.streams.mark(1, 0, (before + 7, 0))
-        listener.streams.mark(2, 0, (before + 7, 0))  # of a mesh that has ended
         unread = listener.streams.unread(1, [0])
         assert unread is not None
         assert listener.streams.unread(1, [1]) is None
@@ -549,6 +548,93 @@ async def test_what_a_reply_says_was_printed_is_waited_for_until_it_arrives() ->
         assert listener.streams.unread(1, [0]) is None
         out.close()
         err.close()
+
+
+@async_test
+async def test_a_reply_that_arrives_before_the_output_connections_waits_for_both() -> None:
+    async with listening() as listener:
+        position = len(listener.hello()) + len("a line\n")
+        for rank in range(2):
+            listener.streams.mark(1, rank, (0, 0))
+            listener.streams.mark(1, rank, (position, len(listener.hello(stream="stderr"))))
+        unread, also = listener.streams.unread(1, [0, 1, 2]), listener.streams.unread(1, [1])
+        assert unread is not None
+        assert also is not None
+        assert listener.streams.unread(1, [2]) is None
+        writers = [await printing(listener, rank=2)]
+        for rank in range(2):
+            for stream in ("stdout", "stderr"):
+                assert not unread.done()
+                _, writer = await listener.connect()
+                writers.append(writer)
+                writer.write(listener.hello(rank=rank, stream=stream))
+                connected = len(writers)
+                await until(lambda: len(listener.streams._connected[1]) == connected)  # noqa: B023
+        assert not unread.done()
+        for number in (1, 3):
+            writers[number].write(b"a line\n")
+        await asyncio.gather(unread, also)
+        assert (listener.lines, listener.late) == (["a line", "a line"], [])
+        listener.streams.mark(1, 0, (position, 0))
+        assert listener.streams.unread(1, [0, 1]) is None
+        for writer in writers:
+            writer.close()
+
+
+@async_test
+async def test_the_output_connections_of_processes_that_have_ended_are_not_waited_for() -> None:
+    async with listening() as listener:
+        other = await printing(listener, rank=7, stream="stderr")
+        writers = [await printing(listener, stream=stream) for stream in ("stdout", "stderr")]
+        for writer in writers:
+            writer.close()
+        await until(lambda: listener.ended)
+        listener.streams.mark(1, 0, (1000, 0))
+        assert listener.streams.unread(1, [0]) is None
+        other.close()
+        await until(lambda: not listener.streams._outputs)
+        listener.streams.mark(1, 0, (1000, 0))
+        assert listener.streams.unread(1, [0]) is None
+
+
+@async_test
+async def test_the_end_of_a_mesh_ends_the_wait_for_output_connections() -> None:
+    async with listening() as listener:
+        for mesh in (1, 2):
+            listener.streams.mark(mesh, 0, (1000, 0))
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        listener.streams.drop(1)
+        await unread
+        listener.streams.mark(1, 0, (1000, 0))
+        assert listener.streams.unread(1, [0]) is None
+        listener.streams.set_reading(False)
+        assert listener.streams.unread(2, [0]) is None
+
+
+@async_test
+async def test_output_connections_that_come_too_late_are_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as listener:
+        monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 0.01)
+        position = len(listener.hello()) + len("started\n") + len("a line\n")
+        for _ in range(2):
+            listener.streams.mark(1, 0, (position, 0))
+            unread = listener.streams.unread(1, [0])
+            if not listener.late:
+                assert unread is not None
+                await unread
+            else:
+                assert unread is None
+        assert len(listener.late) == 1
+        monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 1000)
+        err, out = await printing(listener, stream="stderr"), await printing(listener)
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        out.write(b"a line\n")
+        await unread
+        assert listener.lines == ["a line"]
+        for writer in (out, err):
+            writer.close()
 
 
 @async_test
