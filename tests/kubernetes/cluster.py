@@ -23,7 +23,7 @@ class Kubectl:
         if kubeconfig is not None:
             self._arguments += ["--kubeconfig", str(kubeconfig)]
 
-    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 240) -> str:
         """Returns the output; fails with the error output."""
         done = subprocess.run(
             [*self._arguments, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
@@ -108,7 +108,7 @@ class Kubectl:
             yield
         finally:
             names = [f"{each['kind']}/{each['metadata']['name']}" for each in reversed(objects)]
-            self("delete", "--ignore-not-found", "--grace-period=1", "--cascade=foreground", *names, timeout=240)
+            self("delete", "--ignore-not-found", "--grace-period=1", "--cascade=foreground", *names)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def own_namespace(name: str) -> Iterator[Kubectl]:
         kubectl.wait_for_account()
         yield kubectl
     finally:
-        kubectl("delete", "namespace", name, timeout=240)
+        kubectl("delete", "namespace", name)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_a_recreated_pod_gets_the_newest_version_in_the_same_session(
         job.sync(quiet=True)
         first = hosts.spawn_procs().spawn("first", model())
         assert steps(first) == [1, 1, 1]
-        kubectl("delete", "pod", "recreated-workers-1", timeout=90)
+        kubectl("delete", "pod", "recreated-workers-1")
         with pytest.raises(SupervisionError, match="recreated-workers-1"):  # until the gateway knows
             call_for_ever(first)
         (project / "step_of_pods.py").write_text("STEP = 22\n")

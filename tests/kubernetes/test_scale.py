@@ -138,9 +138,8 @@ def test_a_job_has_one_change_at_a_time(job: KubernetesJob, namespace: str, kube
     with pytest.raises(Conflict, match="another program has changed the job at the same time"):
         scale(api, found, "workers", 3, IgnoreProgress(), timeout=60, ask_gateway=ask)
     assert pods(kubectl) == ["scaled-workers-0", "scaled-workers-1"]
-    kubectl(
-        "annotate", "configmap", "scaled", f"{CHANGE_ANNOTATION}=workers=1"
-    )  # as a program does that is killed then
+    # As a program that is killed then leaves it:
+    kubectl("annotate", "configmap", "scaled", f"{CHANGE_ANNOTATION}=workers=1")
     with pytest.raises(JobError, match="another program is changing mesh 'workers' to 1 hosts"):
         job.scale("workers", 3)
     job.scale("workers", 1)
