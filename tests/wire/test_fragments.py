@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshgate_wire import Fragments
-from meshgate_wire.fragments import RELEASE_BYTES, allocate, flatten
+from meshgate_wire.fragments import flatten
 
 
 def test_a_buffer_of_one_fragment_is_joined_without_a_copy() -> None:
@@ -103,45 +103,3 @@ def test_a_pickle_is_read_without_joining() -> None:
     assert read["text"] == value["text"]
     assert read["few"] == value["few"]
     assert (read["array"] == value["array"]).all()
-
-
-def test_memory_is_given_to_readers_that_may_change_it() -> None:
-    memory = allocate(RELEASE_BYTES * 2 + 20)
-    memory[:4] = b"head"
-    memory[4:12] = (len(memory) - 12).to_bytes(8, "little")
-    memory[-1] = 7
-    file = Fragments((b"first ", memory)).open()
-    assert file.read(10) == b"first head"
-    content = file.view_sized()
-    assert content is not None
-    assert (len(content), content[-1], content.readonly) == (len(memory) - 12, 7, False)
-    content[0] = 3
-    assert memory[12] == 3
-    assert file.view_sized() is None  # nothing follows
-    assert file.read(1) == b""
-
-
-@pytest.mark.parametrize(
-    "fragments",
-    [
-        (b"\1" + bytes(8),),  # may not be changed
-        (memoryview(bytearray(b"\1" + bytes(7))), memoryview(bytearray(1))),  # in two pieces
-        (memoryview(bytearray(b"\2" + bytes(8))),),  # incomplete
-        (memoryview(bytearray(b"\1")),),
-        (),
-    ],
-)
-def test_only_what_is_in_one_changeable_piece_is_given(fragments: tuple[bytes | memoryview, ...]) -> None:
-    file = Fragments(fragments).open()
-    assert file.view_sized() is None
-    assert file.read(99) == b"".join(fragments)  # none of it is lost
-
-
-def test_memory_is_read_like_other_fragments() -> None:
-    memory = allocate(RELEASE_BYTES * 3)
-    content = bytes(range(256)) * (len(memory) // 256)
-    memory[:] = content
-    assert Fragments((memory,)).join() == content
-    target = bytearray(len(memory))
-    assert Fragments((memory,)).open().readinto(memoryview(target)) == len(memory)
-    assert target == content

@@ -6,7 +6,6 @@ import gc
 import sys
 import tracemalloc
 import weakref
-from collections.abc import Sequence
 from struct import pack
 
 import pytest
@@ -14,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from meshgate_wire import LimitExceeded, Limits, MessageTooLarge, ProtocolError, message_codec
+from meshgate_wire import LimitExceeded, Limits, MessageTooLarge, ProtocolError
 from meshgate_wire import messages as m
 from meshgate_wire.frames import FIRST, LAST
 from meshgate_wire.message_codec import (
-    MIN_CONTIGUOUS,
     AssembledMessage,
     Assembly,
     dump_header,
@@ -323,14 +321,14 @@ def test_announced_bytes_take_no_memory_until_they_arrive() -> None:
     assert peak < 20_000
 
 
-@pytest.mark.parametrize("contiguous", [False, True])
-def test_messages_are_freed_without_a_garbage_collection(contiguous: bool) -> None:
+@pytest.mark.parametrize("views", [False, True])
+def test_messages_are_freed_without_a_garbage_collection(views: bool) -> None:
     class Watched(Assembly):
         """Can be watched by a weak reference, as an ``Assembly`` cannot."""
 
     gc.disable()
     try:
-        assembly = Watched(Limits(), contiguous=contiguous)
+        assembly = Watched(Limits(), views=views)
         message = feed(assembly, encoded(1, 20 * KIB, 3), [2 * KIB, 9 * KIB])
         assert message is not None
         freed = weakref.ref(assembly)
@@ -343,45 +341,13 @@ def test_messages_are_freed_without_a_garbage_collection(contiguous: bool) -> No
         gc.enable()
 
 
-def receive_large(assembly: Assembly, sizes: Sequence[int]) -> AssembledMessage:
-    data = encoded(1, *sizes)
-    message = feed(assembly, data, list(range(100 * KIB, len(data), 100 * KIB)))
+def test_large_parts_of_received_data_become_views_and_small_ones_copies() -> None:
+    assembly = Assembly(Limits(), views=True)
+    data = encoded(1, 20 * KIB)
+    cut = 12 * KIB
+    assembly.receive(FIRST, 1, data[:cut], 0, cut)
+    remaining = data[cut:]
+    message = assembly.receive(LAST, 1, remaining + bytes(20 * KIB), 0, len(remaining))
     assert message is not None
-    assert [buffer.join() for buffer in message.buffers] == [pattern(size, at + 1) for at, size in enumerate(sizes)]
-    return message
-
-
-def test_large_buffers_can_be_received_in_memory_of_their_own() -> None:
-    message = receive_large(Assembly(Limits(), contiguous=True), [5, MIN_CONTIGUOUS, 0, MIN_CONTIGUOUS - 1])
-    small, large, _, medium = (buffer.fragments for buffer in message.buffers)
-    assert isinstance(large[0], memoryview)
-    assert (len(large), large[0].readonly) == (1, False)
-    assert {type(each) for each in (*small, *medium)} == {bytes}
-
-
-def test_without_so_much_memory_at_once_a_large_buffer_arrives_in_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> memoryview:
-        raise OSError("out of memory")
-
-    monkeypatch.setattr(message_codec, "allocate", refuse)
-    message = receive_large(Assembly(Limits(), contiguous=True), [MIN_CONTIGUOUS, MIN_CONTIGUOUS])
-    assert {type(each) for buffer in message.buffers for each in buffer.fragments} == {bytes}
-
-
-def test_a_large_buffer_takes_no_memory_once_its_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocated: list[weakref.ref[memoryview]] = []
-
-    def watched(nbytes: int) -> memoryview:
-        memory = memoryview(bytearray(nbytes))
-        allocated.append(weakref.ref(memory))
-        return memory
-
-    monkeypatch.setattr(message_codec, "allocate", watched)
-    assembly = Assembly(Limits(), contiguous=True, refuse=lambda nbytes, incomplete: "too large")
-    data = encoded(1, MIN_CONTIGUOUS)
-    for at in range(0, 3 * 2000, 2000):
-        assembly.receive(0 if at else FIRST, 1, data, at, at + 2000)
-    assert [memory() for memory in allocated] == [None]
-    message = assembly.receive(LAST, 1, data, 6000, len(data))
-    assert message is not None
-    assert (message.buffers, message.refused) == ((), "too large")
+    assert [type(fragment) for fragment in message.buffers[0].fragments] == [memoryview, bytes]
+    assert message.buffers[0].join() == pattern(20 * KIB, 1)

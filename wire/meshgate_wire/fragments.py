@@ -1,23 +1,17 @@
 """The buffers of messages, received and to be sent.
 
 A large buffer arrives in chunks. Joining them copies the buffer, which a reader that forwards or hashes it need not
-do: so a received buffer is kept as its chunks, and the reader decides whether to join them. A client, which uses a
-buffer as a whole, receives a large one in memory of its own.
+do: so a received buffer is kept as its chunks, and the reader decides whether to join them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import time
 from collections.abc import Iterator, Sequence
 from pickle import PickleBuffer
 from typing import TypeAlias
 
 RELEASE_BYTES = 1 << 20  # about 0.1 ms to copy; to release the GIL takes as long, since a sleep lasts 50 us and more
-
-_FLAGS = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | PickleBuffer"
 
@@ -86,47 +80,20 @@ class FragmentsFile:
             line += byte
         return bytes(line)
 
-    def view_sized(self) -> memoryview | None:
-        """Of eight bytes that say a size and as many bytes as that, the latter where they are. Reads nothing and
-        returns None unless all are in one piece that may be changed."""
-        if self._index == len(self._fragments):
-            return None
-        fragment = self._fragments[self._index]
-        start = self._at + 8
-        end = start + int.from_bytes(fragment[self._at : start], "little")
-        if fragment.readonly or end > len(fragment):
-            return None
-        self._at = end
-        return fragment[start:end]
-
     def _pieces(self, size: int) -> Iterator[memoryview]:
         while size and self._index < len(self._fragments):
             fragment = self._fragments[self._index]
+            piece = fragment[self._at : self._at + size]
+            size -= len(piece)
+            self._at += len(piece)
             if self._at == len(fragment):
                 self._index += 1
                 self._at = 0
-                continue
-            piece = fragment[self._at : self._at + min(size, RELEASE_BYTES)]
-            size -= len(piece)
-            self._at += len(piece)
             yield piece
             self._since_release += len(piece)
             if self._since_release >= RELEASE_BYTES:
                 self._since_release = 0
                 time.sleep(0)  # releases the GIL, which a waiting thread would otherwise get after 5 ms
-
-
-def allocate(nbytes: int) -> memoryview:
-    """Memory that is taken as it is written, for a buffer of a megabyte or more. Raises ``OSError`` if there is none.
-
-    The kernel clears a page at its first use. In huge pages, which not every system has, filling 100 MB took 17 ms
-    instead of 57; ``bytes`` and ``bytearray`` take as long as without them.
-    """
-    memory = mmap.mmap(-1, nbytes, **_FLAGS)
-    if _HUGE_PAGES is not None:
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(_HUGE_PAGES)
-    return memoryview(memory)
 
 
 # A buffer to send: in one piece, in consecutive pieces, or as it was received.

@@ -7,7 +7,6 @@ error of the receiving half ends the session, since the same frames would be rep
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from .errors import LimitExceeded, MessageTooLarge, ProtocolError
-from .fragments import Fragments, Sendable, allocate, flatten
+from .fragments import Fragments, Sendable, flatten
 from .frames import FIRST, LAST, PeerLimits, describe
 from .limits import MIN_CHUNK, Limits
 from .messages import MAX_COUNT, Header
@@ -25,7 +24,6 @@ from .messages import MAX_COUNT, Header
 _ADAPTER: TypeAdapter[Header] = TypeAdapter(Header)
 _parse: Callable[[bytes], Header] = _ADAPTER.validator.validate_json
 _CALL_NUMBER = re.compile(rb'\{"type":"[a-z_]{1,32}","call":(0|[1-9][0-9]{0,15})(?=[,}])')
-MIN_CONTIGUOUS = 1 << 20
 _CACHED_HEADERS = 512
 _CACHED_HEADER_BYTES = 1024
 _cache: dict[bytes, Header] = {}  # by the JSON without the call number
@@ -179,13 +177,13 @@ class _Partial:
     """A message of which some frames have been received."""
 
     __slots__ = (
-        "_buffers", "_contiguous", "_fragments", "_header", "_lengths", "_limits", "_memory", "_missing", "_preamble",
-        "_step", "_wanted", "announced", "received", "refused", "stream",
+        "_buffers", "_fragments", "_header", "_lengths", "_limits", "_missing", "_preamble", "_step", "_views",
+        "_wanted", "announced", "received", "refused", "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: int, limits: Limits, contiguous: bool) -> None:
+    def __init__(self, stream: int, limits: Limits, views: bool) -> None:
         self.stream = stream
-        self._contiguous = contiguous
+        self._views = views
         self.received = 0
         self.announced = 0  # the size of the message, once known
         self.refused = ""  # why its buffers are dropped
@@ -196,10 +194,8 @@ class _Partial:
         self._header: Header | None = None
         self._lengths: tuple[int, ...] = ()
         self._buffers: list[Fragments] = []
-        # Of the current buffer: its fragments, or the memory for it, and how much is missing.
-        self._fragments: list[bytes | memoryview] = []
-        self._memory: memoryview | None = None
-        self._missing = 0
+        self._fragments: list[bytes | memoryview] = []  # of the current buffer
+        self._missing = 0  # of the current buffer
 
     def feed(self, data: bytes, start: int, end: int) -> None:
         """Adds ``data[start:end]``, the next bytes of the message."""
@@ -211,23 +207,19 @@ class _Partial:
             if len(self._preamble) < self._wanted:
                 return
             self._step(self)
-        view = memoryview(data)
+        # A view keeps all of ``data`` alive, which is worth it only if most of it is this message.
+        source = memoryview(data) if self._views and 2 * (end - start) > len(data) else data
         while start < end:
             if not self._missing:
                 raise ProtocolError(
                     f"a message on stream {self.stream} announces {self.announced} bytes "
                     f"but has at least {self.received}"
                 )
-            size = min(end - start, self._missing)
-            if self.refused:
-                self._memory = None
-            elif self._memory is not None:
-                at = len(self._memory) - self._missing
-                self._memory[at : at + size] = view[start : start + size]
-            else:
-                self._fragments.append(data[start : start + size])
-            start += size
-            self._missing -= size
+            fragment = source[start : min(end, start + self._missing)]
+            if not self.refused:
+                self._fragments.append(fragment)
+            start += len(fragment)
+            self._missing -= len(fragment)
             if not self._missing:
                 self._close_buffer()
 
@@ -268,31 +260,27 @@ class _Partial:
         while len(self._buffers) < len(self._lengths):
             self._missing = self._lengths[len(self._buffers)]
             if self._missing:
-                if self._contiguous and self._missing >= MIN_CONTIGUOUS:
-                    with contextlib.suppress(OSError):  # so much at once; it may all be there in fragments
-                        self._memory = allocate(self._missing)
                 return
             self._buffers.append(Fragments())
 
     def _close_buffer(self) -> None:
-        fragments = tuple(self._fragments) if self._memory is None else (self._memory,)
-        self._buffers.append(Fragments(fragments, self._lengths[len(self._buffers)]))
-        self._fragments, self._memory = [], None
+        self._buffers.append(Fragments(tuple(self._fragments), self._lengths[len(self._buffers)]))
+        self._fragments = []
         self._open_buffer()
 
 
 class Assembly:
     """The messages being received, at most one per stream.
 
-    If ``contiguous``, large buffers are in one piece, a view of memory of their own that may be changed; otherwise they
-    are in ``bytes``. ``refuse`` decides on each message of several frames once its size is known.
+    With ``views``, their large buffers are views of the received data instead of copies as ``bytes``. ``refuse``
+    decides on each message of several frames once its size is known.
     """
 
-    __slots__ = ("_contiguous", "_limits", "_partials", "_refuse", "announced")
+    __slots__ = ("_limits", "_partials", "_refuse", "_views", "announced")
 
-    def __init__(self, limits: Limits, *, contiguous: bool = False, refuse: Refuse = accept_all) -> None:
+    def __init__(self, limits: Limits, *, views: bool = False, refuse: Refuse = accept_all) -> None:
         self._limits = limits
-        self._contiguous = contiguous
+        self._views = views
         self._refuse = refuse
         self._partials: dict[int, _Partial] = {}
         self.announced = 0  # the known sizes of all partial messages
@@ -331,7 +319,7 @@ class Assembly:
     def _start(self, stream: int) -> _Partial:
         if len(self._partials) >= self._limits.max_partial_messages:
             raise LimitExceeded("incomplete messages", len(self._partials) + 1, self._limits.max_partial_messages)
-        partial = self._partials[stream] = _Partial(stream, self._limits, self._contiguous)
+        partial = self._partials[stream] = _Partial(stream, self._limits, self._views)
         return partial
 
     def _feed(self, partial: _Partial, data: bytes, start: int, end: int) -> None:

@@ -119,8 +119,8 @@ class Session:
 
     ``software``: this side's version, for error messages of the peer. ``manual_streams(stream)``: whether messages of
     the stream hold their credit until ``consume``; ``manual`` adds single streams. Both are checked when a message is
-    complete. If ``contiguous``, large buffers are received in one piece. ``refuse`` says of a large message
-    whether its buffers are dropped as they arrive; ``MessageReceived.refused`` is then the reason.
+    complete. With ``views``, large buffers are received as views. ``refuse`` says of a large message whether
+    its buffers are dropped as they arrive; ``MessageReceived.refused`` is then the reason.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Session:
         limits: Limits | None = None,
         software: str = SOFTWARE_VERSION,
         manual_streams: Callable[[int], bool] | None = None,
-        contiguous: bool = False,
+        views: bool = False,
         refuse: Refuse = accept_all,
     ) -> None:
         self.role = role
@@ -144,8 +144,8 @@ class Session:
         self._outbox = Outbox(self.limits)
         self._sent = Unacknowledged()
         self._windows = ReceiveWindows(self.limits.window, self.limits.max_tracked_streams)
-        self._contiguous, self._refuse = contiguous, refuse
-        self._assembly = Assembly(self.limits, contiguous=contiguous, refuse=refuse)
+        self._views, self._refuse = views, refuse
+        self._assembly = Assembly(self.limits, views=views, refuse=refuse)
         self._undelivered: list[Event] = []  # received before an error
         self._received = 0  # the number of the last received frame
         self._hello_due = False
@@ -280,7 +280,7 @@ class Session:
             self.failure = error
             self._outbox = Outbox(self.limits)  # frees the memory
             self._sent = Unacknowledged()
-            self._assembly = Assembly(self.limits, contiguous=self._contiguous, refuse=self._refuse)
+            self._assembly = Assembly(self.limits, views=self._views, refuse=self._refuse)
 
     def _receive(self, data: bytes | bytearray | memoryview, events: list[Event]) -> None:
         size = len(data)

@@ -59,7 +59,6 @@ from meshgate.shapes.ndslice import Slice
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire import Sendable
-from meshgate_wire.fragments import allocate
 from meshgate_wire.messages import Argument
 
 Buffer: TypeAlias = bytes | memoryview
@@ -69,7 +68,6 @@ Resolve: TypeAlias = Callable[[object], Argument | None]
 _EXPLAINED = (InvalidRequestError, GatewayError, CodeWithoutSource)
 OUT_OF_BAND_BYTES = 4096
 COPY_CHUNK_BYTES = 1 << 20
-COPY_PIECE_BYTES = 8 << 20  # of a large buffer; each is freed once it has been sent
 # Registers a source text for tracebacks. Without a modification time, it is not compared with any file.
 _REGISTER_SOURCE = (
     "text and __import__('linecache').cache.__setitem__("
@@ -310,17 +308,13 @@ def _keep_in_band(out_of_band: list[Sendable], buffer: pickle.PickleBuffer) -> b
 
 
 def _copy(view: memoryview) -> Sendable:
-    """Copies in chunks, since a single copy of gigabytes would block every other thread."""
+    """Copies in pieces, since a single copy of gigabytes would block every other thread."""
     if view.nbytes <= COPY_CHUNK_BYTES:
         return bytes(view)
     pieces = []
-    for start in range(0, view.nbytes, COPY_PIECE_BYTES):
-        part = view[start : start + COPY_PIECE_BYTES]
-        piece = allocate(part.nbytes)
-        for at in range(0, part.nbytes, COPY_CHUNK_BYTES):
-            piece[at : at + COPY_CHUNK_BYTES] = part[at : at + COPY_CHUNK_BYTES]
-            time.sleep(0)  # releases the GIL, which a waiting thread would otherwise get after 5 ms
-        pieces.append(piece.toreadonly())
+    for at in range(0, view.nbytes, COPY_CHUNK_BYTES):
+        pieces.append(bytes(view[at : at + COPY_CHUNK_BYTES]))
+        time.sleep(0)  # releases the GIL, which a waiting thread would otherwise get after 5 ms
     return pieces
 
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 import builtins
 import io
 import pickle
-import re
 import types
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -197,44 +195,10 @@ class _ForeignFunction:
         )
 
 
-# Of numpy's pickle of a large array: the end of the frame before its content, and the opcode that the content follows,
-# which is then the first argument of ``_frombuffer``. And the opcode that takes the next out-of-band buffer instead.
-_BEFORE_ARRAY = re.compile(rb"\x8c.numpy\._?core\.numeric\x94\x8c\x0b_frombuffer\x94\x93\x94\(\Z", re.DOTALL)
-_CONTENT, _NEXT_BUFFER = b"\x96", b"\x97"
-_LONGEST_BEFORE_ARRAY = 64
-
-
-class _File(FragmentsFile):
-    """A file of a pickle, which gives numpy the memory in which an array has arrived instead of a copy.
-
-    So only the first large array of a pickle takes its size once. For a later one, numpy's function has a number, which
-    only the unpickler knows. What is in ``given`` are the out-of-band buffers that the unpickler takes next.
-    """
-
-    __slots__ = ("_frame", "given")
-
-    def __init__(self, fragments: Sequence[bytes | memoryview]) -> None:
-        super().__init__(fragments)
-        self._frame = b""  # the end of what was read last
-        self.given: deque[memoryview] = deque()
-
-    def read(self, size: int) -> bytes:
-        data = super().read(size)
-        if data == _CONTENT and _BEFORE_ARRAY.search(self._frame):
-            content = self.view_sized()
-            if content is not None:
-                self.given.append(content)
-                data = _NEXT_BUFFER
-        self._frame = data[-_LONGEST_BEFORE_ARRAY:]
-        return data
-
-
-def _file(data: Data) -> io.BytesIO | _File:
+def _file(data: Data) -> io.BytesIO | FragmentsFile:
     if not isinstance(data, Fragments):
         return io.BytesIO(data)
-    if len(data.fragments) == 1 and isinstance(data.fragments[0], bytes):
-        return io.BytesIO(data.fragments[0])
-    return _File(data.fragments)
+    return io.BytesIO(data.join()) if len(data.fragments) == 1 else data.open()
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
@@ -265,8 +229,7 @@ _PARTS_OF_FUNCTIONS = frozenset({"_make_cell", "_make_empty_cell", "subimport", 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: Data, objects: Sequence[int], make_proxy: MakeProxy | None, rules: ReadingRules) -> None:
-        file = _file(data)
-        super().__init__(file, buffers=iter(file.given.popleft, None) if isinstance(file, _File) else None)
+        super().__init__(_file(data))
         self._objects = iter(objects)
         self._make = make_proxy
         self._rules = rules

@@ -161,7 +161,6 @@ class Returns:
             return
         request = request.model_copy(update={"arguments": (), "trace": {}})
         returned = Returned(request=request, reply=header, given=sum(each.done() for each in call.futures()))
-        buffers = [Fragments((each.join(),)) for each in buffers]  # this program may change what it reads itself
         if self._arrived is None:
             self._send(returned, buffers)
         else:

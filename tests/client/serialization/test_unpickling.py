@@ -24,7 +24,6 @@ from typing import Any
 
 import cloudpickle
 import monarch.actor
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +35,6 @@ from meshgate.serialization.pickling import dump_class
 from meshgate.serialization.unpickling import MAX_REPORT, MeshHandle, ReadingRules, loads, loads_exception
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
-from meshgate_wire import Fragments
 from tests.client.beside_monarch import their_shape
 from tests.client.laptop import run_without
 
@@ -56,49 +54,6 @@ def test_monarchs_shapes_and_value_meshes_become_ours() -> None:
     assert isinstance(got[4], ValueMesh)
     assert repr(got[4]) == repr(mesh)
     assert got[5] == Point(4, shape.extent)
-
-
-def arrived(value: Any, piece: int = 0) -> Fragments:
-    """A pickle as a connection receives it: in one piece, or in several."""
-    file = io.BytesIO()
-    cloudpickle.Pickler(file).dump(value)
-    data = file.getvalue()
-    if piece:
-        return Fragments(tuple(data[at : at + piece] for at in range(0, len(data), piece)))
-    return Fragments((memoryview(bytearray(data)),))
-
-
-LARGE = 100_000  # bytes; the content of an array of this size is not in a frame of the pickle
-
-
-@pytest.mark.parametrize("array", [np.arange(LARGE, dtype=np.int16), np.ones((LARGE, 3), order="F")], ids=["1d", "2d"])
-def test_an_array_is_not_copied_out_of_the_memory_in_which_it_arrived(array: Any) -> None:
-    data = arrived({"array": array, "rest": [1, bytearray(LARGE)]})
-    read = loads(data)
-    assert (read["array"] == array).all()
-    assert (read["array"].dtype, read["array"].strides) == (array.dtype, array.strides)
-    assert read["rest"] == [1, bytearray(LARGE)]
-    assert np.shares_memory(read["array"], np.frombuffer(data.fragments[0], np.uint8))
-    read["array"][0] = 7  # a program may write to what it gets
-    assert (loads(arrived(array, 70_000)) == array).all()  # in pieces
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        [np.zeros(LARGE), np.ones(LARGE), np.zeros(LARGE)],
-        [np.arange(5), np.ones(LARGE)],
-        ["numpy._core.numeric", bytearray(LARGE), b"x" * LARGE, "\x94" * LARGE, np.zeros(9)],
-        [b"\x8c\x13numpy._core.numeric\x94\x8c\x0b_frombuffer\x94\x93\x94(" * LARGE, bytearray(LARGE)],
-        np.frombuffer(bytes(LARGE), np.uint8),  # read-only, and so is what arrives
-    ],
-    ids=["several", "small first", "no array", "looks like one", "read-only"],
-)
-def test_values_arrive_in_memory_that_may_be_changed_as_in_any_other(value: Any) -> None:
-    read, expected = loads(arrived(value)), loads(arrived(value).join())
-    np.testing.assert_equal(read, expected)
-    assert [type(each) for each in read] == [type(each) for each in expected]
-    assert getattr(read, "flags", None) == getattr(expected, "flags", None)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=10))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +10,6 @@ from meshgate.session.detached import ReadMarks, Returns, Takeover, current_tag
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import ObjectTable
 from meshgate.session.pending_calls import PendingCalls, PendingStream, PendingValue
-from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Argument,
     Attached,
@@ -168,20 +166,6 @@ def test_what_the_program_reads_while_the_session_is_being_detached_is_not_sent_
     returns.keeps([4])  # it had not arrived there
     assert [(header.reply, header.given) for header in posted[1:]] == [(Item(call=2, rank=0), 1)]
     assert completed == [True]
-
-
-def test_what_is_sent_back_is_not_what_the_program_may_change() -> None:
-    calls = PendingCalls()
-    posted: list[Sequence[Fragments]] = []
-    returns = Returns(calls, lambda _, buffers: posted.append(buffers), lambda sent: None)
-    call = PendingValue(3, "actors.step")
-    number = calls.add(call)
-    call.header = Call(call=number, target=MeshRef(object=3), endpoint="step", adverb="call_one")
-    memory = memoryview(bytearray(b"result"))
-    returns.arrived(call, Values(call=number), (Fragments((memory,)),))
-    returns.noted(number + 1)
-    memory[:] = b"change"
-    assert [buffer.join() for buffer in posted[0]] == [b"result"]
 
 
 def test_only_results_that_reach_the_program_are_sent_back() -> None:

@@ -73,16 +73,21 @@ def measure_pickles() -> Any:
         nbytes: int | None = None
 
     class MeasuredPickler(cloudpickle.cloudpickle.Pickler):  # type: ignore[misc]
+        _meshgate_file: Any = None  # in classes of users that do not call __init__
+
         def __init__(self, file: Any, *args: Any, **options: Any) -> None:
             super().__init__(file, *args, **options)
-            self._file = file
+            self._meshgate_file = file
 
         def dump(self, obj: Any) -> Any:
             dumped = super().dump(obj)
-            if type(self._file).__module__.startswith("monarch."):
-                last.nbytes = len(self._file)
+            if type(self._meshgate_file).__module__.startswith("monarch."):
+                last.nbytes = len(self._meshgate_file)
             return dumped
 
+    # So that it is pickled by its name, also in a function or a class that programs send.
+    MeasuredPickler.__module__, MeasuredPickler.__qualname__ = cloudpickle.cloudpickle.__name__, "Pickler"
+    MeasuredPickler.__name__ = "Pickler"
     last = Last()
     cloudpickle.Pickler = cloudpickle.cloudpickle.Pickler = MeasuredPickler
     return last

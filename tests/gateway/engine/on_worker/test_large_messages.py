@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import socket
@@ -136,11 +137,28 @@ def test_monarchs_pickles_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         state = large_messages.pickled(value)
         assert last.nbytes == len(state.buffer())
     assert pickle.loads(cloudpickle.dumps({"of": "others"})) == {"of": "others"}
+    assert pickle.loads(cloudpickle.dumps(lambda: cloudpickle.Pickler))() is cloudpickle.Pickler
+    assert pickle.loads(cloudpickle.dumps(cloudpickle.Pickler)) is cloudpickle.Pickler
     assert last.nbytes == len(state.buffer())  # theirs do not count
     thread = threading.Thread(target=large_messages.pickled, args=("in another thread",))
     thread.start()
     thread.join()
     assert last.nbytes == len(state.buffer())
+
+
+def test_users_picklers_need_not_initialize_that_of_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("monarch._src.actor.actor_mesh")
+    for module in (cloudpickle, cloudpickle.cloudpickle):
+        monkeypatch.setattr(module, "Pickler", module.Pickler)  # put back afterwards
+    large_messages.measure_pickles()
+
+    class Theirs(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: Any) -> None:
+            pickle.Pickler.__init__(self, file)
+
+    written = io.BytesIO()
+    Theirs(written).dump(1)
+    assert pickle.loads(written.getvalue()) == 1
 
 
 class KeptValuesActor:
