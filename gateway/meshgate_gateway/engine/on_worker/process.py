@@ -201,14 +201,24 @@ def import_packages_first() -> None:
     bootstrap: Any = importlib.import_module("_frozen_importlib")
     find_and_load = bootstrap._find_and_load
 
+    def initializing(name: str) -> bool:
+        return getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False) is True
+
     def load_with_packages(name: str, import_: Callable[[str], Any]) -> Any:
+        if name in sys.modules:
+            module = sys.modules[name]
+            if initializing(name):
+                bootstrap._lock_unlock_module(name)  # not if that thread waits for this one
+                if sys.modules.get(name) is module:
+                    return module
+            return find_and_load(name, import_)
         parts = name.split(".")
         for length in range(1, len(parts)):
             package = ".".join(parts[:length])
             if package not in sys.modules:
                 bootstrap._call_with_frames_removed(import_, package)
-            elif getattr(getattr(sys.modules[package], "__spec__", None), "_initializing", False):
-                bootstrap._lock_unlock_module(package)  # not if that thread waits for this one
+            elif initializing(package):
+                bootstrap._lock_unlock_module(package)
         return find_and_load(name, import_)
 
     if sys.version_info < (3, 15):

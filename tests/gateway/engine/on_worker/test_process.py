@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,9 +42,7 @@ def test_modules_are_imported_from_source_text_below_a_package_of_their_own() ->
 def test_a_module_of_a_package_that_another_thread_imports_waits_for_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    importing: Any = importlib.import_module("_frozen_importlib")
-    monkeypatch.setattr(importing, "_find_and_load", importing._find_and_load)  # to have it back afterwards
-    process.import_packages_first()
+    importing = import_packages_first(monkeypatch)
     gate = SimpleNamespace(began=threading.Event(), go=threading.Event())
     monkeypatch.setitem(sys.modules, "gate_of_package", gate)
     monkeypatch.syspath_prepend(tmp_path)
@@ -71,6 +69,46 @@ def test_a_module_of_a_package_that_another_thread_imports_waits_for_the_package
     with pytest.raises(ValueError, match="broken") as failed:
         __import__("imported_at_once.broken")
     assert "load_with_packages" not in {entry.name for entry in failed.traceback}
+
+
+def test_imports_that_wait_for_one_another_get_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = import_packages_first(monkeypatch)
+    gate = SimpleNamespace(began=threading.Event(), go=threading.Event(), second=SimpleQueue())
+    monkeypatch.setitem(sys.modules, "gate_of_cycle", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "in_a_cycle"
+    package.mkdir()
+    begin = "from gate_of_cycle import began, go\nbegan.set()\nassert go.wait(60)\n"
+    (package / "__init__.py").write_text(
+        f"{begin}from importlib import import_module\nimport_module('other_in_cycle')\n"
+    )
+    (package / "module.py").write_text("value = 1\n")
+    other = "import threading\nfrom gate_of_cycle import second\nsecond.put(threading.get_ident())\n"
+    (tmp_path / "other_in_cycle.py").write_text(f"{other}from in_a_cycle.module import value\n")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(importlib.import_module, "in_a_cycle")
+        assert gate.began.wait(DEADLINE)
+        second = threads.submit(importlib.import_module, "other_in_cycle")
+        thread = gate.second.get(timeout=DEADLINE)
+        until(lambda: bool(importing._blocking_on.get(thread)))
+        gate.go.set()
+        assert first.result(DEADLINE) is sys.modules["in_a_cycle"]
+        assert second.result(DEADLINE).value == 1
+
+
+def test_a_module_that_is_there_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_packages_first(monkeypatch)
+    module = ModuleType("no_package.module")
+    monkeypatch.setitem(sys.modules, "no_package.module", module)
+    assert importlib.import_module("no_package.module") is module
+
+
+def import_packages_first(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Until the end of the test; returns importlib's own module."""
+    importing: Any = importlib.import_module("_frozen_importlib")
+    monkeypatch.setattr(importing, "_find_and_load", importing._find_and_load)  # to have it back afterwards
+    process.import_packages_first()
+    return importing
 
 
 # --- bootstrap
