@@ -123,6 +123,8 @@ class UrlDialer:
                 "sent in place of the token: remove it, and set MESHGATE_TOKEN"
             )
         self.url = parts._replace(scheme=scheme, path=parts.path.rstrip("/"), query="", fragment="").geturl()
+        if not callable(token) and (problem := self._unsendable(token)):
+            raise ValueError(problem)
         self._token, self._renews_token = token, renews_token
         self._alive = alive
         self._unix_socket = unix_socket
@@ -136,11 +138,8 @@ class UrlDialer:
 
     async def dial(self) -> Route:
         token = await call_in_thread(self._token) if callable(self._token) else self._token
-        if wrong := _NOT_IN_A_HEADER.search(token):  # the errors of HTTP libraries repeat the token
-            raise ConnectionFailedError(
-                f"the token for {self} cannot be sent, because it contains the character {wrong[0]!r}: set it again, "
-                "without what may have been copied along with it"
-            )
+        if problem := self._unsendable(token):
+            raise ConnectionFailedError(problem)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         route = Route(
             self.url,
@@ -151,6 +150,15 @@ class UrlDialer:
             renews_token=callable(self._token) and self._renews_token(),
         )
         return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
+
+    def _unsendable(self, token: str) -> str:
+        """Why this token cannot be sent, or an empty string. The errors of HTTP libraries would repeat it."""
+        if not (wrong := _NOT_IN_A_HEADER.search(token)):
+            return ""
+        return (
+            f"the token for {self} cannot be sent, because it contains the character {wrong[0]!r}: set it again, "
+            "without what may have been copied along with it"
+        )
 
     @property
     def on_this_machine(self) -> bool:

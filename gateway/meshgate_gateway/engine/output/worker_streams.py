@@ -196,8 +196,9 @@ class WorkerStreams:
         """What to wait for until all that these processes have written is passed to ``printed``; None: it is.
 
         What a process writes to a unix socket is readable here at once; through a network, its reply has a mark. The
-        future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while reading is paused, because the
-        client does not take what it gets. Output that came too late once is not waited for until it has arrived.
+        future is done after ``OUTPUT_TIMEOUT`` in any case, or after twice that if a process has replied before its
+        output connections were here. There is none while reading is paused, because the client does not take what it
+        gets. Output that came too late once is not waited for until it has arrived.
         """
         if self._early and self._reading.is_set():
             found = [self._early.get((mesh, rank)) for rank in ranks]
@@ -217,10 +218,8 @@ class WorkerStreams:
         if not waiting or not self._reading.is_set():
             self._show_unfinished(outputs, behind)
             return None
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        left, parts = len(waiting), TIMEOUT_PARTS
-        timeout: asyncio.TimerHandle
+        done = asyncio.get_running_loop().create_future()
+        left = len(waiting)
 
         def finish(late: bool = True) -> None:
             if done.done():
@@ -239,15 +238,7 @@ class WorkerStreams:
             if not left:
                 finish(late=False)
 
-        def expire() -> None:
-            nonlocal timeout, parts
-            parts -= 1
-            if parts:
-                timeout = loop.call_later(OUTPUT_TIMEOUT / TIMEOUT_PARTS, expire)
-            else:
-                finish()
-
-        timeout = loop.call_later(OUTPUT_TIMEOUT / TIMEOUT_PARTS, expire)
+        timeout = _Timeout(finish)
         for output, written in waiting:
             output.waiting.append((written, handled))
         return done
@@ -256,8 +247,7 @@ class WorkerStreams:
         self, mesh: int, ranks: Collection[int], early: Sequence[_Early]
     ) -> asyncio.Future[None]:
         """As ``unread``, for ranks of which the ``early`` processes have yet to connect."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        done = asyncio.get_running_loop().create_future()
         left = len(early)
 
         def connected() -> None:
@@ -268,9 +258,13 @@ class WorkerStreams:
             timeout.cancel()
             unread = self.unread(mesh, ranks)
             if unread is None:
-                done.set_result(None)
+                finish()
             else:
-                unread.add_done_callback(lambda _: done.set_result(None))
+                unread.add_done_callback(finish)
+
+        def finish(_: object = None) -> None:
+            if not done.done():
+                done.set_result(None)
 
         def expire() -> None:
             self._report_late()
@@ -278,7 +272,7 @@ class WorkerStreams:
                 each.late = True
                 _wake(each)
 
-        timeout = loop.call_later(OUTPUT_TIMEOUT, expire)
+        timeout = _Timeout(expire)
         for each in early:
             each.waiting.append(connected)
         return done
@@ -521,6 +515,27 @@ class WorkerStreams:
         if self._batch:
             batch, self._batch = self._batch, []
             self._printed(batch)
+
+
+class _Timeout:
+    """Calls ``expire`` after ``OUTPUT_TIMEOUT``, in parts: between them, what has arrived is read."""
+
+    def __init__(self, expire: Callable[[], object]) -> None:
+        self._expire, self._left = expire, TIMEOUT_PARTS
+        self._wait()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(OUTPUT_TIMEOUT / TIMEOUT_PARTS, self._next)
+
+    def _next(self) -> None:
+        self._left -= 1
+        if self._left:
+            self._wait()
+        else:
+            self._expire()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
 
 
 def _wake(early: _Early) -> None:
