@@ -5,14 +5,15 @@ count once all of them are ready, and hosts that are removed no longer count whe
 attaches to a host that is not there. Repeating a change completes it after an interruption.
 
 A job has one change at a time, from all programs together: the ConfigMap says which. Each patch of it has the version
-that the last one returned, which the API server compares, so of two programs that begin at once, one is refused.
+that was seen last, which the API server compares, so of two programs that begin at once, one is refused.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -30,6 +31,7 @@ from meshgate_wire.status import JobStatus
 
 log = logging.getLogger("meshgate.jobs.kubernetes")
 
+PATCH_ATTEMPTS = 5
 PERMISSIONS = (Permission("patch", "ConfigMap"), Permission("patch", "StatefulSet"))
 
 
@@ -67,8 +69,8 @@ def scale(
     change.have_gateway_read()  # before anything is changed: one that cannot is too old, or cannot be reached
     if hosts < mesh.replicas:
         _require_unused(ask_gateway("/v1/status", None), change.leaving)
-    change.begin()
     try:
+        change.begin()
         if hosts < mesh.replicas:
             change.shrink()
         else:
@@ -133,6 +135,7 @@ class _Change:
     ask_gateway: AskGateway
     parent: Object
     begun: bool = False  # and no other program has taken it over
+    id: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def have_gateway_read(self) -> None:
         """The numbers of hosts, as they are recorded now."""
@@ -147,7 +150,7 @@ class _Change:
     def begin(self) -> None:
         """Raises Conflict if another change has begun, unless it is the same one, which may have been interrupted."""
         this = f"{self.mesh.name}={self.hosts}"
-        begun = (self.parent["metadata"].get("annotations") or {}).get(CHANGE_ANNOTATION, this)
+        begun = (_recorded(self.parent)[0] or this).partition(" ")[0]
         if begun != this:
             mesh, _, hosts = begun.partition("=")
             raise Conflict(
@@ -155,8 +158,8 @@ class _Change:
                 f"program was killed, `meshgate scale -n {self.spec.namespace} {self.spec.name} {mesh} {hosts}` "
                 "completes its change. Nothing was changed"
             )
-        self._patch_parent({"metadata": {"annotations": {CHANGE_ANNOTATION: this}}})
         self.begun = True
+        self._patch_parent({"metadata": {"annotations": {CHANGE_ANNOTATION: f"{this} {self.id}"}}})
 
     def end(self) -> None:
         if not self.begun:
@@ -205,18 +208,31 @@ class _Change:
         self._patch_parent({"data": sizes_data({self.mesh.name: hosts})})
 
     def _patch_parent(self, patch: Object) -> None:
-        """Raises Conflict if the job has changed since ``parent``, which becomes what it is now."""
-        seen = {"resourceVersion": self.parent["metadata"]["resourceVersion"], **patch.get("metadata", {})}
+        """Raises Conflict if another program has changed the number of hosts since ``parent``, which becomes what it is
+        now. What others write beside it, such as labels, and a patch whose answer was lost do not count."""
         name, namespace = Names(self.spec.name).parent, self.spec.namespace
-        try:
-            self.parent = self.api.merge_patch("ConfigMap", name, namespace, {**patch, "metadata": seen})
-        except Conflict as error:
-            self.begun = False
-            raise Conflict(
-                "another program has changed the job at the same time: look at its number of hosts (`meshgate ls -n "
-                f"{namespace}`), and repeat this if it is still wanted"
-            ) from error
+        for attempt in range(PATCH_ATTEMPTS):
+            seen = {"resourceVersion": self.parent["metadata"]["resourceVersion"], **patch.get("metadata", {})}
+            try:
+                self.parent = self.api.merge_patch("ConfigMap", name, namespace, {**patch, "metadata": seen})
+                return
+            except Conflict as error:
+                before, self.parent = self.parent, self.api.get("ConfigMap", name, namespace)
+                change, _ = now = _recorded(self.parent)
+                mine = change is not None and change.endswith(self.id)
+                if (mine or now == _recorded(before)) and attempt + 1 < PATCH_ATTEMPTS:
+                    continue
+                self.begun = False
+                raise Conflict(
+                    "another program has changed the job at the same time: look at its number of hosts (`meshgate ls "
+                    f"-n {namespace}`), and repeat this if it is still wanted"
+                ) from error
 
     def _set_replicas(self, hosts: int) -> None:
         name = Names(self.spec.name).mesh(self.mesh.name)
         self.api.merge_patch("StatefulSet", name, self.spec.namespace, {"spec": {"replicas": hosts}})
+
+
+def _recorded(parent: Object) -> tuple[str | None, Object]:
+    """The change in progress, if there is one, and the job."""
+    return (parent["metadata"].get("annotations") or {}).get(CHANGE_ANNOTATION), parent.get("data") or {}

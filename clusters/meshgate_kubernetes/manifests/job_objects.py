@@ -42,7 +42,7 @@ OLDER_VERSIONS = {"PodDisruptionBudget": "policy/v1beta1"}  # Kubernetes 1.20
 OWNER_ANNOTATION = "meshgate.dev/asked-for-by"
 GROUPS_ANNOTATION = "meshgate.dev/shared-with-groups"  # JSON: names of groups may contain any character
 ATTEMPT_ANNOTATION = "meshgate.dev/attempt"
-CHANGE_ANNOTATION = "meshgate.dev/changing"  # ``workers=4``: the number of hosts that a mesh is being scaled to
+CHANGE_ANNOTATION = "meshgate.dev/changing"  # ``workers=4 ID``: what a mesh is being scaled to, and by which change
 OPERATOR_SELECTOR = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
 MONARCH_API = "monarch.pytorch.org/v1alpha1"
 _RBAC = "rbac.authorization.k8s.io/v1"

@@ -197,7 +197,7 @@ class WorkerStreams:
 
         What a process writes to a unix socket is readable here at once; through a network, its reply has a mark. The
         future is done after ``OUTPUT_TIMEOUT`` in any case, or after twice that if a process has replied before its
-        output connections were here. There is none while reading is paused, because the client does not take what it
+        output connections were here. While reading is paused, it is None, because the client does not take what it
         gets. Output that came too late once is not waited for until it has arrived.
         """
         if self._early and self._reading.is_set():

@@ -13,6 +13,7 @@ from meshgate_kubernetes.errors import Conflict, Forbidden, Rejected, Unreachabl
 from meshgate_kubernetes.jobs import lifecycle, objects
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.jobs.scaling import scale
+from meshgate_kubernetes.manifests.job_objects import CHANGE_ANNOTATION
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec
 from meshgate_kubernetes.status import readiness
 from meshgate_kubernetes.status.readiness import JobNotReady, Progress
@@ -197,6 +198,62 @@ def test_a_change_that_another_program_has_repeated_is_left_to_that(caplog: pyte
         scaled.scale(3, listener=OnProgress(lambda: scaled.scale(3)))
     assert (scaled.hosts, scaled.replicas, caplog.text) == (3, 3, "")
     assert scaled.scale(4).meshes == {"workers": 4}
+
+
+def test_what_others_write_beside_the_number_of_hosts_does_not_disturb_a_change() -> None:
+    scaled = Scaled(FakeApi())
+
+    def label() -> None:
+        labels = {"metadata": {"labels": {"argocd": "trainer"}}}
+        scaled.api.merge_patch("ConfigMap", "trainer", "team", labels)
+
+    def ask(path: str, body: bytes | None) -> Any:  # after the change has read the job, and before it begins
+        label()
+        return scaled.ask(path, body)
+
+    assert scaled.scale(4, listener=OnProgress(label), ask_gateway=ask).meshes == {"workers": 4}
+    assert scaled.scale(3).meshes == {"workers": 3}
+    parent = scaled.api.get("ConfigMap", "trainer", "team")
+    assert (parent["metadata"]["labels"]["argocd"], CHANGE_ANNOTATION in str(parent)) == ("trainer", False)
+
+
+def test_a_change_ends_if_others_write_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled = Scaled(FakeApi())
+    get, versions = scaled.api.get, iter(range(10**6, 10**7))
+
+    def get_an_older_version(kind: str, name: str, namespace: str) -> Object:
+        found = get(kind, name, namespace)
+        return {**found, "metadata": {**found["metadata"], "resourceVersion": str(next(versions))}}
+
+    monkeypatch.setattr(scaled.api, "get", get_an_older_version)
+    with pytest.raises(Conflict, match="has changed the job at the same time"):
+        scaled.scale(4)
+
+
+@pytest.mark.parametrize("lost", range(3), ids=["the first", "that of the number of hosts", "the last"])
+def test_a_patch_whose_answer_was_lost_is_no_change_of_another_program(
+    lost: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled = Scaled(FakeApi())
+    patch, left = scaled.api.merge_patch, iter(range(10))
+
+    def lose(kind: str, name: str, namespace: str, change: Object) -> Object:
+        changed = patch(kind, name, namespace, change)
+        if kind == "ConfigMap" and next(left) == lost:
+            raise Unreachable("the connection was cut")
+        return changed
+
+    with monkeypatch.context() as context:
+        context.setattr(scaled.api, "merge_patch", lose)
+        if lost < 2:
+            with pytest.raises(Unreachable, match="the connection was cut"):
+                scaled.scale(4)
+            assert (scaled.hosts, scaled.replicas, caplog.text) == (2, 2, "")
+        else:
+            assert scaled.scale(4).meshes == {"workers": 4}
+            assert "others may be refused until it is repeated" in caplog.text
+    assert scaled.scale(4).meshes == {"workers": 4}
+    assert scaled.scale(1).meshes == {"workers": 1}
 
 
 def test_pods_that_stay_after_their_host_was_removed_are_named() -> None:
