@@ -75,7 +75,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 JOB = (
     "monarch meshgate.actors meshgate.code_sync.push meshgate.images meshgate.mounts.remote meshgate.mounts.gather "
     "meshgate.proxies meshgate.serialization meshgate.session.dialing meshgate.session.session meshgate.shapes "
-    "meshgate.transfer meshgate_sync meshgate_wire asyncio kubernetes websockets cloudpickle rich typer torch"
+    "meshgate.transfer meshgate_sync meshgate_wire asyncio kubernetes pydantic websockets cloudpickle rich typer torch"
 )
 """What only a job that runs needs."""
 SERVER = (
@@ -90,7 +90,7 @@ IN_WORKER = "import meshgate.actors.api as api; api.in_worker_process = lambda: 
     ("statement", "needless"),
     [
         ("import meshgate", "monarch kubernetes pydantic websockets cloudpickle rich typer torch asyncio"),
-        ("from meshgate import ProcessJob", JOB),
+        ("from meshgate import ProcessJob; ProcessJob({'workers': 2}, env={'A': '1'})", JOB),
         ("from meshgate import Actor, context, endpoint", "meshgate_wire meshgate.session pydantic websockets rich"),
         (IN_WORKER + "import tests.end_to_end.actors", "meshgate_wire meshgate.session.session pydantic numpy"),
         ("import meshgate.cli.app", "monarch kubernetes pydantic websockets cloudpickle torch asyncio meshgate_wire"),

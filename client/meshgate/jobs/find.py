@@ -4,6 +4,7 @@ number of the job."""
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 
 from meshgate.code_sync.project import working_directory
 from meshgate.errors import JobError, JobNotRunning
@@ -45,7 +46,7 @@ def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
         started=entry.started,
         directory=entry.temporary,
     )
-    job = ProcessJob._restore({"meshes": entry.meshes}, record.model_dump())
+    job = ProcessJob._restore({"meshes": entry.meshes}, asdict(record))
     return _running(job, entry.apply_id)
 
 

@@ -29,12 +29,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from meshgate.caller import warn_caller
 from meshgate.code_sync.project import driver_import_paths
 from meshgate.errors import JobStartFailed
 from meshgate.jobs.registry import refuse_foreign
+from meshgate.jobs.saved import read_record
 from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_processes.marks import end_processes
 
@@ -76,15 +75,14 @@ def _close_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
-class GatewayRecord(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class GatewayRecord:
     """What another process of this machine needs to find a running gateway."""
-
-    model_config = ConfigDict(frozen=True)
 
     apply_id: str
     url: str
     socket: str | None = None  # the path of a unix socket, which is faster than the URL
-    token: str = Field(repr=False)
+    token: str = field(repr=False)
     pid: int
     started: str
     directory: str | None = None  # of the job's temporary files
@@ -263,7 +261,8 @@ def _read_line(descriptor: int, deadline: float) -> bytes:
     return line
 
 
-class _Announcement(BaseModel):
+@dataclass(frozen=True)
+class _Announcement:
     url: str
     pid: int
     socket: str | None = None
@@ -277,8 +276,8 @@ def _parse_announcement(
     ``late``: it had no more time. Else it has closed its pipe.
     """
     try:
-        return _Announcement.model_validate_json(line)
-    except ValidationError:
+        return read_record(_Announcement, line)
+    except ValueError:
         if line:
             reason = f"invalid announcement {line[:200]!r}; client and gateway may have different versions"
         else:

@@ -6,16 +6,19 @@ the common base of ``ProcessJob`` and ``LocalJob``.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from meshgate.errors import JobError, JobNotRunning, JobUnsupported
@@ -29,7 +32,7 @@ from meshgate.jobs.local_gateway import (
     LocalGateway,
     require_gateway_packages,
 )
-from meshgate.jobs.saved import DEFAULT_JOB_PATH
+from meshgate.jobs.saved import DEFAULT_JOB_PATH, read_record
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
@@ -39,41 +42,55 @@ if TYPE_CHECKING:
     from meshgate.images.image import Image
     from meshgate.session.dialing import UrlDialer
 
-MeshName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
-
-
-_WANTED = {
-    ("meshes", "dict_type"): "expected the number of hosts of each mesh, such as {'workers': 2}",
-    ("meshes", "too_short"): "expected the number of hosts of each mesh, such as {'workers': 2}",
-    ("meshes", "string_pattern_mismatch"): (
-        "the name of a mesh begins with a letter or '_'; letters, digits, '_' and '-' follow"
-    ),
-    ("env", "string_pattern_mismatch"): "the name of a variable has no '=', and neither name nor value has a null byte",
-}
-"""What a wrong argument should be, by its name and pydantic's type of the error."""
 LOG_DIRECTORY = ".monarch/logs"
+MAX_HOSTS = 1024  # of a mesh
+_MESH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
+_VARIABLE = re.compile(r"[^\0=]+")
 
 
-class LocalRequest(BaseModel):
-    """The validated arguments of a job on this machine, from a program or a file. Times are in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class LocalRequest:
+    """The arguments of a job on this machine. Times are in seconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    meshes: dict[MeshName, Annotated[int, Field(ge=1, le=1024)]] = Field(min_length=1)
-    env: dict[Annotated[str, Field(pattern=r"^[^\x00=]+$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]] = {}
-    lease: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
-    idle_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600.0
+    meshes: dict[str, int]
+    env: dict[str, str]
+    lease: float
+    idle_timeout: float
 
     @classmethod
-    def from_arguments(cls, job: str, **arguments: Any) -> LocalRequest:
-        """Takes the arguments that are not None. Raises ValueError that names the invalid argument."""
-        try:
-            return cls.model_validate({name: value for name, value in arguments.items() if value is not None})
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = str(first["loc"][0]) + "".join(f"[{part!r}]" for part in first["loc"][1:] if part != "[key]")
-            wanted = _WANTED.get((str(first["loc"][0]), first["type"]), first["msg"])
-            raise ValueError(f"{job}: {where}={first['input']!r}: {wanted}") from None
+    def from_arguments(
+        cls, job: str, meshes: Any, env: Any = None, lease: Any = None, idle_timeout: Any = None
+    ) -> LocalRequest:
+        """From a program or a file: those that are None have their default. Raises ValueError that names the invalid
+        argument."""
+
+        def check(valid: bool, where: str, value: Any, wanted: str) -> None:
+            if not valid:
+                raise ValueError(f"{job}: {where}={value!r}: {wanted}")
+
+        env, lease = {} if env is None else env, 3600.0 if lease is None else lease
+        idle_timeout = 600.0 if idle_timeout is None else idle_timeout
+        hosts = "expected the number of hosts of each mesh, such as {'workers': 2}"
+        check(isinstance(meshes, Mapping) and bool(meshes), "meshes", meshes, hosts)
+        for name, count in meshes.items():
+            named = "the name of a mesh begins with a letter or '_'; letters, digits, '_' and '-' follow"
+            check(isinstance(name, str) and _MESH_NAME.fullmatch(name) is not None, f"meshes[{name!r}]", name, named)
+            counted = isinstance(count, Integral) and 1 <= int(count) <= MAX_HOSTS
+            check(counted, f"meshes[{name!r}]", count, f"expected a whole number of hosts, from 1 to {MAX_HOSTS}")
+        check(isinstance(env, Mapping), "env", env, "expected the variables of the workers, such as {'DEBUG': '1'}")
+        for name, value in env.items():
+            text = "expected strings; the name of a variable has no '=', and neither name nor value has a null byte"
+            check(isinstance(name, str) and _VARIABLE.fullmatch(name) is not None, f"env[{name!r}]", name, text)
+            check(isinstance(value, str) and "\0" not in value, f"env[{name!r}]", value, text)
+        check(_is_finite(lease) and lease > 0, "lease", lease, "expected a number of seconds above 0")
+        never = "expected a number of seconds, or 0 for never"
+        check(_is_finite(idle_timeout) and idle_timeout >= 0, "idle_timeout", idle_timeout, never)
+        counts = {name: int(count) for name, count in meshes.items()}
+        return cls(meshes=counts, env=dict(env), lease=float(lease), idle_timeout=float(idle_timeout))
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, Real) and math.isfinite(number)
 
 
 class LocalGatewayJob(JobTrait):
@@ -108,7 +125,6 @@ class LocalGatewayJob(JobTrait):
             raise JobError(f"{type(self).__name__} cannot run batch-mode scripts: run {client_script} yourself")
         apply_id = str(self._apply_id)
         require_gateway_packages()  # before any host is started
-        registry.prune()
         try:
             addresses, variables = self._start_hosts(apply_id)
             options = LaunchOptions(
@@ -128,6 +144,7 @@ class LocalGatewayJob(JobTrait):
             raise
 
     def _register(self, record: GatewayRecord) -> None:
+        registry.prune()
         registry.register(
             registry.LocalEntry(
                 apply_id=record.apply_id,
@@ -205,12 +222,12 @@ class LocalGatewayJob(JobTrait):
             self._gateway.outlive_driver()
 
     def _spec(self) -> dict[str, Any]:
-        return self._request.model_dump()
+        return asdict(self._request)
 
     def _allocation(self) -> dict[str, Any] | None:
         if self._gateway is None:
             raise JobNotRunning(f"{self!r} is not running")
-        return self._gateway.record.model_dump()
+        return asdict(self._gateway.record)
 
 
 class ProcessJob(LocalGatewayJob):
@@ -249,9 +266,9 @@ class ProcessJob(LocalGatewayJob):
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        job = cls(**LocalRequest.model_validate(spec).model_dump())
+        job = cls(**spec)
         if allocation is not None:
-            job._gateway = LocalGateway(GatewayRecord.model_validate(allocation))
+            job._gateway = LocalGateway(read_record(GatewayRecord, allocation))
         return job
 
 
@@ -329,7 +346,7 @@ class LocalJob(LocalGatewayJob):
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        return cls(LocalRequest.model_validate(spec).meshes)
+        return cls(meshes=spec["meshes"])
 
 
 def _start_script(script: str) -> subprocess.Popen[bytes]:

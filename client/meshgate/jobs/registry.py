@@ -10,26 +10,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from meshgate.errors import JobError
+from meshgate.jobs.saved import read_record
 from meshgate_processes.identity import ProcessIdentity, identify_process
 
+_APPLY_ID = re.compile(r"[0-9a-f-]{1,64}")
 UNREGISTERED_LOG_AGE = 3600.0  # seconds; the job of a younger log may be about to start
 
 
-class LocalEntry(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class LocalEntry:
     """A running job. ``pid`` and ``started`` identify its gateway process; ``created`` is in seconds since 1970.
     ``temporary`` is the directory of its temporary files."""
 
-    model_config = ConfigDict(frozen=True)
-
-    apply_id: str = Field(pattern=r"^[0-9a-f-]{1,64}$")
+    apply_id: str
     kind: str
     meshes: dict[str, int]
     url: str
@@ -37,9 +38,13 @@ class LocalEntry(BaseModel):
     started: str
     directory: str
     created: float
-    token: str = Field(default="", repr=False)
+    token: str = field(default="", repr=False)
     socket: str | None = None
     temporary: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _APPLY_ID.fullmatch(self.apply_id):  # it names files
+            raise ValueError(f"invalid id of a job: {self.apply_id!r}")
 
     @property
     def process(self) -> ProcessIdentity:
@@ -74,7 +79,7 @@ def register(entry: LocalEntry) -> None:
         handle, temporary = tempfile.mkstemp(prefix=f"{entry.apply_id}.", suffix=".new", dir=directory)
         try:
             with os.fdopen(handle, "w") as file:
-                file.write(entry.model_dump_json())
+                file.write(json.dumps(asdict(entry)))
             os.replace(temporary, directory / f"{entry.apply_id}.json")
         except BaseException:
             os.unlink(temporary)
@@ -99,8 +104,8 @@ def entries() -> Iterator[LocalEntry]:
         except OSError:  # it is gone, or the next read may succeed
             continue
         try:
-            entry = LocalEntry.model_validate_json(data)
-        except ValidationError:
+            entry = read_record(LocalEntry, data)
+        except ValueError:
             if _is_useless(data):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -112,7 +117,8 @@ def entries() -> Iterator[LocalEntry]:
     yield from sorted(found, key=lambda entry: entry.created)
 
 
-class _Process(BaseModel):
+@dataclass(frozen=True)
+class _Process:
     """What entries of all versions have in common."""
 
     pid: int
@@ -126,8 +132,8 @@ def _is_useless(data: bytes) -> bool:
     except ValueError:
         return True
     try:
-        process = _Process.model_validate_json(data)
-    except ValidationError:
+        process = read_record(_Process, data)
+    except ValueError:
         return False
     own = identify_process(os.getpid())
     if own is None or process.started.count("/") != own.started.count("/"):  # another version identifies it otherwise

@@ -21,10 +21,10 @@ import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from meshgate.caller import warn_caller
@@ -44,23 +44,47 @@ class Restorable(Protocol):
 
 
 R = TypeVar("R", bound=Restorable)
+T = TypeVar("T")
 
 
-class SavedJob(BaseModel):
+# The next two functions import pydantic once they need it: it takes half the time of importing a job type, and a job on
+# this machine needs it only while its gateway starts.
+
+
+def read_record(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
+    """The ``kind``, a dataclass, of this JSON or these fields, each of which is validated.
+
+    Raises pydantic's ValidationError, which is a ValueError.
+    """
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    adapter = TypeAdapter(kind)
+    return adapter.validate_json(data) if isinstance(data, bytes) else adapter.validate_python(data)
+
+
+def dump_record(record: Any, exclude: set[str] | None = None) -> bytes:
+    """The JSON of a dataclass, without the fields in ``exclude``."""
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    return TypeAdapter(type(record)).dump_json(record, exclude=exclude)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedJob:
     """One job. ``allocation`` is None if it was not running; ``own`` is what ``pickle_attributes`` returned."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     format: Literal[1] = 1
-    kind: str = Field(max_length=512)  # module:qualname of the job's class
-    apply_id: str | None = Field(default=None, max_length=64)
+    kind: str  # module:qualname of the job's class
+    apply_id: str | None = None
     spec: dict[str, Any]
     allocation: dict[str, Any] | None = None
     own: str | None = None
 
     def to_bytes(self) -> bytes:
         unused = {"own"} if self.own is None else None  # earlier releases do not know it
-        return HEADER + self.model_dump_json(exclude=unused).encode() + b"\n"
+        return HEADER + dump_record(self, unused) + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "this data") -> SavedJob:
@@ -68,8 +92,10 @@ class SavedJob(BaseModel):
         if not data.startswith(HEADER):
             pickled = " but a pickle, perhaps of one of Monarch's own jobs; it was not loaded"
             raise JobFileError(f"{source} is not a saved meshgate job{pickled if data[:1] == PICKLE_HEADER else ''}")
+        from pydantic import ValidationError  # noqa: PLC0415 - as in read_record
+
         try:
-            return cls.model_validate_json(data[len(HEADER) :])
+            return read_record(cls, data[len(HEADER) :])
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])

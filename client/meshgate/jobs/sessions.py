@@ -9,12 +9,11 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from meshgate.errors import GatewayError, JobError, JobNotRunning, JobUnsupported
-from meshgate.jobs.saved import DEFAULT_JOB_PATH
+from meshgate.jobs.saved import DEFAULT_JOB_PATH, read_record
 from meshgate.jobs.state import JobState, attach_meshes
 
 if TYPE_CHECKING:
@@ -29,14 +28,13 @@ MIN_PREFIX = 4  # characters of an id that name a session
 ID = re.compile(r"[0-9a-f]{32}")
 
 
-class SessionInfo(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class SessionInfo:
     """A session of a job, as its gateway describes it. ``age`` is in seconds.
 
     ``detached``: it outlives its driver, and ``job.attach()`` can take it over. ``holder`` is the process that holds
     it, or held it last; ``connected``: that process is connected now. ``error``: why the rest is missing.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
     name: str = ""
@@ -251,8 +249,8 @@ def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:
 
     try:
         reply = request_json(dialer, "/v1/sessions")
-        return [SessionInfo.model_validate(each) for each in reply["sessions"]], str(reply.get("restarted", ""))
-    except (KeyError, ValidationError) as error:
+        return [read_record(SessionInfo, each) for each in reply["sessions"]], str(reply.get("restarted", ""))
+    except (KeyError, ValueError) as error:
         raise GatewayError(f"{dialer} sent an invalid list of sessions: {error}") from error
 
 

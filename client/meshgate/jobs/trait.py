@@ -18,7 +18,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -492,7 +492,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         if base is type(job):
             return saved
         plain = base._restore(saved.spec, None)
-        return saved.model_copy(update={"own": pickle_attributes(job, exclude=vars(plain))})
+        return replace(saved, own=pickle_attributes(job, exclude=vars(plain)))
 
     def _detach(self) -> None:
         running = self._running

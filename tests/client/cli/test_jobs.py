@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,20 +99,20 @@ def test_ls_shows_running_jobs_oldest_first(run: CliRunner, jobs: list[LocalEntr
 def test_ls_shortens_the_home_directory(run: CliRunner, jobs: list[LocalEntry]) -> None:
     home = os.path.expanduser("~")
     for directory, shown in ((f"{home}/project", "~/project"), (home, "~"), (f"{home}-other", f"{home}-other")):
-        registry.register(jobs[0].model_copy(update={"directory": directory}))
+        registry.register(replace(jobs[0], directory=directory))
         assert run.invoke(app, ["ls"]).output.splitlines()[1].split()[-1] == shown
 
 
 def test_ls_drops_jobs_that_have_ended(run: CliRunner, jobs: list[LocalEntry]) -> None:
     log = registry.log_file(jobs[0].apply_id)
-    registry.register(jobs[0].model_copy(update={"started": "before"}))
+    registry.register(replace(jobs[0], started="before"))
     assert jobs[0].apply_id not in run.invoke(app, ["ls"]).output
     assert not log.exists()
     assert [entry.apply_id for entry in registry.entries()] == [jobs[1].apply_id]
 
 
 def test_jobs_of_other_machines_are_listed_and_left_alone(run: CliRunner, jobs: list[LocalEntry]) -> None:
-    foreign = jobs[0].model_copy(update={"apply_id": "5ea", "started": "login2:0/boot/1/5"})
+    foreign = replace(jobs[0], apply_id="5ea", started="login2:0/boot/1/5")
     registry.register(foreign)
     log = registry.log_file(foreign.apply_id)
     assert f"{foreign.pid} on login2" in run.invoke(app, ["ls"]).output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,12 @@ class OneGatewayJob(JobTrait):
 
     def _allocation(self) -> dict[str, Any]:
         assert self._gateway is not None
-        return self._gateway.record.model_dump()
+        return asdict(self._gateway.record)
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
         job = cls(**spec)
-        job._gateway = LocalGateway(GatewayRecord.model_validate(allocation)) if allocation else None
+        job._gateway = LocalGateway(GatewayRecord(**allocation)) if allocation else None
         return job
 
 

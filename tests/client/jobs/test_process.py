@@ -135,15 +135,27 @@ def test_batch_scripts_are_rejected() -> None:
     [
         (
             {"meshes": {"a": 1}, "env": {"A=B": "c"}},
-            r"env\['A=B'\]='A=B': the name of a variable has no '=', and neither name nor value",
+            r"env\['A=B'\]='A=B': expected strings; the name of a variable has no '=', and neither",
         ),
-        ({"meshes": {"a": 1}, "env": {"A": "\0"}}, r"env\['A'\]='\\x00': the name of a variable has no '='"),
+        (
+            {"meshes": {"a": 1}, "env": {"A": "\0"}},
+            r"env\['A'\]='\\x00': expected strings; the name of a variable has no '='",
+        ),
         ({"meshes": {}}, r"meshes=\{\}: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
         ({"meshes": {"two words": 1}}, r"'two words': the name of a mesh begins with a letter or '_'; letters, digits"),
-        ({"meshes": {"workers": 0}}, "greater than or equal to 1"),
-        ({"meshes": {"workers": 1}, "env": {"A": 1}}, "env"),
-        ({"meshes": {"workers": 1}, "lease": 0}, "lease"),
-        ({"meshes": {"workers": 1}, "idle_timeout": -1}, "idle_timeout"),
+        ({"meshes": {"workers": 0}}, r"meshes\['workers'\]=0: expected a whole number of hosts, from 1 to 1024"),
+        ({"meshes": {"workers": 1025}}, "expected a whole number of hosts, from 1 to 1024"),
+        ({"meshes": {"workers": 1.5}}, "expected a whole number of hosts, from 1 to 1024"),
+        ({"meshes": {"workers": "2"}}, "expected a whole number of hosts, from 1 to 1024"),
+        ({"meshes": {"workers": 1}, "env": {"A": 1}}, r"env\['A'\]=1: expected strings"),
+        ({"meshes": {"workers": 1}, "env": "A=1"}, "env='A=1': expected the variables of the workers"),
+        ({"meshes": {"workers": 1}, "lease": 0}, "lease=0: expected a number of seconds above 0"),
+        ({"meshes": {"workers": 1}, "lease": float("nan")}, "lease=nan"),
+        ({"meshes": {"workers": 1}, "lease": "1h"}, "lease='1h': expected a number of seconds above 0"),
+        (
+            {"meshes": {"workers": 1}, "idle_timeout": -1},
+            "idle_timeout=-1: expected a number of seconds, or 0 for never",
+        ),
     ],
 )
 def test_invalid_arguments_are_named_at_once(arguments: dict[str, object], message: str) -> None:

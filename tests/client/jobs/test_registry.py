@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_an_entry_that_cannot_be_read_for_a_moment_is_kept_with_its_log(code: in
 
 def of_another_version(**changes: object) -> str:
     """An entry that this version cannot read."""
-    facts = entry().model_dump(mode="json")
+    facts = asdict(entry())
     del facts["url"]
     return json.dumps({**facts, "address": "elsewhere", **changes})
 
@@ -117,16 +118,26 @@ def test_an_entry_of_another_version_is_removed_once_its_process_has_ended(direc
     assert [path.name for path in directory.iterdir()] == ["0000000a.log"]
 
 
+def test_an_entry_never_removes_a_file_outside_of_the_directory(directory: Path) -> None:
+    registry.register(entry())
+    outside = directory.parent / "mine.json"
+    outside.write_text("{}")
+    facts = {**asdict(entry()), "apply_id": "../mine", "started": entry().started.rpartition("/")[0] + "/1"}
+    (directory / "x.json").write_text(json.dumps(facts))
+    assert list(registry.entries()) == [entry()]
+    assert outside.exists()
+
+
 def test_an_entry_whose_pid_was_reused_is_removed(directory: Path) -> None:
     log = registry.log_file(entry(1).apply_id)
-    registry.register(entry(1).model_copy(update={"started": "before"}))
+    registry.register(replace(entry(1), started="before"))
     registry.register(entry(2))
     assert list(registry.entries()) == [entry(2)]
     assert not log.exists()
 
 
 def test_what_killed_gateways_left_is_pruned(directory: Path) -> None:
-    registry.register(entry(1).model_copy(update={"started": "before"}))
+    registry.register(replace(entry(1), started="before"))
     registry.log_file(entry(1).apply_id)
     registry.register(entry(2))
     registry.log_file(entry(2).apply_id)

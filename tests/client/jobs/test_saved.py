@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -234,7 +235,7 @@ def test_the_job_of_another_machine_is_neither_ended_nor_replaced(path: str, tmp
         apply_id="1234", url="ws://127.0.0.1:1", token="", pid=1, started="login2:0/boot/1/5", directory=str(temporary)
     )
     kind = "meshgate.jobs.process:ProcessJob"
-    saved = SavedJob(kind=kind, apply_id="1234", spec={"meshes": {"workers": 1}}, allocation=record.model_dump())
+    saved = SavedJob(kind=kind, apply_id="1234", spec={"meshes": {"workers": 1}}, allocation=asdict(record))
     write_job_file(path, saved.to_bytes())
     for use in (lambda: ProcessJob({"workers": 1}).state(path), lambda: job_load(path), lambda: find_job(path)):
         with pytest.raises(JobError, match="job 1234 was started on login2, which is another machine or container"):

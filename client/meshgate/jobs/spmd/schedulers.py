@@ -61,7 +61,8 @@ class TorchXJob(LocalGatewayJob):
 
     def __init__(self, appdef: Any, scheduler: str, config: Mapping[str, Any]) -> None:
         require_torchx()
-        super().__init__(LocalRequest(meshes={"workers": appdef.roles[0].num_replicas}))
+        meshes = {MESH: appdef.roles[0].num_replicas}
+        super().__init__(LocalRequest.from_arguments("TorchXJob", meshes=meshes))
         self._appdef, self._scheduler, self._config = appdef, scheduler, dict(config)
         self._app: TorchXApp | None = None
 
