@@ -34,17 +34,22 @@ def ask_before_large_messages(
     result = actor_mesh.PythonMessageKind.Result
     last = measure_pickles()
 
-    def pickled_with_size(value: Any) -> tuple[Any, Callable[[], int]]:
+    def measured(value: Any) -> tuple[Any, int | None]:
+        """Monarch's pickle of ``value``, and its size; None: it was not measured."""
         last.nbytes = None
-        state = pickled(value)
-        nbytes = last.nbytes
-        # If it was not measured, ``buffer()`` copies the pickle: a third of the time of 100 MB between two actors.
-        return state, lambda: len(state.buffer()) if nbytes is None else nbytes
+        state = actor_mesh.pickle(value, allow_tensor_engine_references=False, allow_mesh_references=True)
+        return state, last.nbytes
+
+    def size_of(state: Any, nbytes: int | None) -> int:
+        # ``buffer()`` copies the pickle: a third of the time of 100 MB between two actors.
+        return len(state.buffer()) if nbytes is None else nbytes
 
     def pending_result(self: Any, value: Any) -> Any:  # as Monarch's own, which does not show the size
-        (state, size), frame = pickled_with_size(value), sys._getframe(1)
-        if answers_the_engine(frame) and (nbytes := size()) >= LARGE:
-            ask(connect, hello, nbytes, reply=True, kept=gives_a_kept_value(frame))
+        state, nbytes = measured(value)
+        frame = sys._getframe(1)
+        # Every result passes here: what is known to be small needs no search for the call that it answers.
+        if (nbytes is None or nbytes >= LARGE) and answers_the_engine(frame) and (n := size_of(state, nbytes)) >= LARGE:
+            ask(connect, hello, n, reply=True, kept=gives_a_kept_value(frame))
         return actor_mesh.PendingMessage(result(rank_of(self, frame)), state)
 
     def send(port: Any, value: Any, frame: Any, *, large: bool) -> bool:
@@ -52,9 +57,9 @@ def ask_before_large_messages(
         rank = rank_of(port, frame)
         if not large and rank == port._rank:
             return False
-        state, size = pickled_with_size(value)
-        if large and (nbytes := size()) >= LARGE:
-            ask(connect, hello, nbytes, reply=False)
+        state, nbytes = measured(value)
+        if large and (n := size_of(state, nbytes)) >= LARGE:
+            ask(connect, hello, n, reply=False)
         return send_pickled(port, result(rank), state)
 
     actor_mesh.Port._pending_result = pending_result

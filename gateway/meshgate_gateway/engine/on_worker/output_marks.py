@@ -95,19 +95,17 @@ class OutputMarks:
     def rank(self, port: Any, frame: Any) -> int | None:
         """The rank for a reply to ``port``, with a mark if it has one. ``frame`` is that of the code that sends it."""
         rank: int | None = port._rank
-        if not self._printed() or not (self._port.get() is port or replies_to_the_engine(port, frame)):
-            return rank
-        return self._marked(rank)
+        if self._streams and self._printed() and (self._port.get() is port or replies_to_the_engine(port, frame)):
+            return self._marked(rank)
+        return rank
 
     def rank_for_engine(self, port: Any) -> int | None:
         """As ``rank``, of a port that is known to be the engine's."""
         rank: int | None = port._rank
-        return self._marked(rank) if self._printed() else rank
+        return self._marked(rank) if self._streams and self._printed() else rank
 
     def _printed(self) -> bool:
         """Whether something was printed within the last second."""
-        if not self._streams:
-            return False
         states = [stream.state() for stream in self._streams]
         now = time.monotonic()
         if states != self._states:

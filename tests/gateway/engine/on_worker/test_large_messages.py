@@ -23,6 +23,7 @@ from meshgate_gateway.engine.on_worker.large_messages import (
     answers_the_engine,
     ask,
     ask_before_large_messages,
+    call_in,
     gives_a_kept_value,
 )
 
@@ -80,23 +81,25 @@ def test_only_calls_without_a_correlation_id_are_the_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("correlation_id", "nbytes", "measured", "copies", "asked"),
+    ("correlation_id", "nbytes", "measured", "searches", "copies", "asked"),
     [
-        *((7, LARGE, None, 0, 0), (None, LARGE, None, 1, 1), (None, LARGE - 1, None, 1, 0)),
-        *((7, LARGE, LARGE, 0, 0), (None, LARGE, LARGE, 0, 1), (None, LARGE - 1, LARGE - 1, 0, 0)),
+        *((7, LARGE, None, 1, 0, 0), (None, LARGE, None, 1, 1, 1), (None, LARGE - 1, None, 1, 1, 0)),
+        *((7, LARGE, LARGE, 1, 0, 0), (None, LARGE, LARGE, 1, 0, 1), (None, LARGE - 1, LARGE - 1, 0, 0, 0)),
     ],
 )
-def test_only_what_goes_to_the_engine_is_copied_to_be_measured(
+def test_only_what_goes_to_the_engine_and_may_be_large_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
     correlation_id: int | None,
     nbytes: int,
     measured: int | None,
+    searches: int,
     copies: int,
     asked: int,
 ) -> None:
     actor_mesh: Any = pytest.importorskip("monarch._src.actor.actor_mesh")
     made: list[bytes] = []
     asks: list[int] = []
+    searched: list[Any] = []
 
     class Port:
         def _pending_result(self, value: bytes) -> None: ...
@@ -110,21 +113,27 @@ def test_only_what_goes_to_the_engine_is_copied_to_be_measured(
     monkeypatch.setattr(actor_mesh, "PendingMessage", lambda kind, state: state)
     last = SimpleNamespace(nbytes=3)  # of a pickle before
 
-    def pickled(value: bytes) -> State:
+    def pickled(value: bytes, **_: object) -> State:
         if measured is not None:
             last.nbytes = measured
         return State()
 
-    monkeypatch.setattr(large_messages, "pickled", pickled)
+    def search(frame: Any) -> Any:
+        searched.append(frame)
+        return call_in(frame)
+
+    monkeypatch.setattr(actor_mesh, "pickle", pickled)
+    monkeypatch.setattr(large_messages, "call_in", search)
     monkeypatch.setattr(large_messages, "measure_pickles", lambda: last)
     monkeypatch.setattr(large_messages, "ask", lambda connect, hello, nbytes, reply, kept: asks.append(nbytes))
+    monkeypatch.setattr(large_messages, "gives_a_kept_value", lambda frame: False)
     ask_before_large_messages(lambda: None, {}, "root", lambda port, frame: 0)
 
     def handler(correlation_id: int | None) -> None:
         Port()._pending_result(bytes(nbytes))
 
     handler(correlation_id)
-    assert (len(made), len(asks)) == (copies, asked)
+    assert (len(searched), len(made), len(asks)) == (searches, copies, asked)
 
 
 def test_monarchs_pickles_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
