@@ -61,6 +61,7 @@ class FakePort:
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Reply | list[BatchedReply]] = asyncio.Queue()
         self.received = 0
+        self.several = False  # how it is received: the adapter has a receiver for each way
 
     def put(self, data: bytes, rank: int | None = None, *, exception: bool = False, references: Any = ()) -> None:
         self.messages.put_nowait(Reply(rank, exception, data, references))
@@ -216,9 +217,12 @@ class FakeMonarch:
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any) -> None:
         self.casts.append((endpoint, payload, port))
 
-    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0) -> FakePort:
+    def call(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0, *, several: bool = False
+    ) -> FakePort:
         self.marks.append(number)
         port, receiver = self.open_port()
+        receiver.several = several
         self.cast(actors, endpoint, explicit_port, payload, port)
         return receiver
 
@@ -237,9 +241,9 @@ class FakeMonarch:
         return message if isinstance(message, list) else [BatchedReply(None, 0.0, message)]
 
     def call_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0, *, several: bool = False
     ) -> tuple[FakePort, asyncio.Future[Any]]:
-        receiver = self.call(actors, endpoint, explicit_port, payload, number)
+        receiver = self.call(actors, endpoint, explicit_port, payload, number, several=several)
         self.faults.append(asyncio.get_running_loop().create_future())
         return receiver, self.faults[-1]
 
@@ -264,7 +268,18 @@ class FakeMonarch:
         return reply
 
     def receive(self, receiver: FakePort) -> asyncio.Future[Any]:
+        assert not receiver.several
         return asyncio.ensure_future(self._receive(receiver))
+
+    async def _receive_several(self, port: FakePort) -> list[Any]:
+        messages = [await self._receive(port)]
+        while not port.messages.empty():
+            messages.append(await self._receive(port))
+        return messages
+
+    def receive_several(self, receiver: FakePort) -> asyncio.Future[list[Any]]:
+        assert receiver.several
+        return asyncio.ensure_future(self._receive_several(receiver))
 
     def reply_of(self, message: Reply) -> Reply:
         return message

@@ -254,17 +254,19 @@ class Calling:
                 self._pending[pending.call] = (pending, mesh, stream)
                 return
             self._batches.flush()
+        several = pending.expected > 1 and not explicit_port
+        call = (actors, pending.endpoint, explicit_port, payload, number)
         if supervised:
-            receiver = self._monarch.call(actors, pending.endpoint, explicit_port, payload, number)
+            receiver = self._monarch.call(*call, several=several)
         else:
-            receiver, fault = self._monarch.call_supervised(actors, pending.endpoint, explicit_port, payload, number)
+            receiver, fault = self._monarch.call_supervised(*call, several=several)
             fault.add_done_callback(functools.partial(self._part_failed, mesh, actors))
             self._supervised[actors] = fault
             self._drop_idle_parts()
         self._pending[pending.call] = (pending, mesh, stream)
         if self._report_timer is None:
             self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report)
-        self._listen(pending, receiver, stream)
+        self._listen(pending, receiver, stream, several)
 
     def flush(self) -> None:
         """Sends the calls that were collected. Whatever else is sent to actors must not overtake them."""
@@ -296,48 +298,61 @@ class Calling:
                 failure = failure_of(error).model_copy(update={"mesh": pending.mesh})
                 self._finish(pending, pending.fail(failure), stream)
 
-    def _listen(self, pending: PendingCall, receiver: Any, stream: int) -> None:
-        def arrived(future: asyncio.Future[Any]) -> None:
+    def _listen(self, pending: PendingCall, receiver: Any, stream: int, several: bool) -> None:
+        def arrived(future: asyncio.Future[Any], first: int = 0) -> None:
             if future.cancelled() or pending.state is CallState.ENDED:
                 return
             error = future.exception()
             if error is not None:
                 self._finish(pending, pending.fail(failure_of(error)), stream)
                 return
-            reply = self._monarch.reply_of(future.result())
-            cancelled = pending.state is CallState.CANCELLED
-            up = self._pending[pending.call][1].up
-            if reply.exception and up is not None and not up.done() and not cancelled:
-                # Monarch itself answers a call to actors that it could not spawn, with little more than that it could
-                # not. Why is known when the spawn has failed, which then ends the call.
-                up.add_done_callback(lambda _: arrived(future))
-                return
-            if self._memory.promised:
-                self._memory.arrived(len(reply.data))
-            unread = None if cancelled else self._output_before(pending, reply, self._unread_output)
-            if unread is None:
-                self._take(pending, reply, stream, receiver)
-            else:
-                if pending.adverb != "stream":
-                    pending.apply(CallEvent.LAST_ARRIVED)
-                unread.add_done_callback(lambda _: self._take(pending, reply, stream, receiver))
+            messages: Sequence[Any] = future.result() if several else (future.result(),)
+            for at in range(first, len(messages)):
+                reply = self._monarch.reply_of(messages[at])
+                cancelled = pending.state is CallState.CANCELLED
+                up = self._pending[pending.call][1].up
+                if reply.exception and up is not None and not up.done() and not cancelled:
+                    # Monarch itself answers a call to actors that it could not spawn, with little more than that it
+                    # could not. Why is known when the spawn has failed, which then ends the call.
+                    up.add_done_callback(going_on(future, at))
+                    return
+                if self._memory.promised:
+                    self._memory.arrived(len(reply.data))
+                unread = None if cancelled else self._output_before(pending, reply, self._unread_output)
+                if unread is not None:
+                    if pending.adverb != "stream":
+                        pending.apply(CallEvent.LAST_ARRIVED)
+                    unread.add_done_callback(going_on(future, at + 1, reply))
+                    return
+                if self._take(pending, reply, stream):
+                    return
+            self._listen(pending, receiver, stream, several)
 
-        self._monarch.receive(receiver).add_done_callback(arrived)
+        def going_on(future: asyncio.Future[Any], at: int, reply: Reply | None = None) -> Callable[[object], None]:
+            """What takes ``reply``, if there is one, and then looks at the messages from ``at``."""
 
-    def _take(self, pending: PendingCall, reply: Reply, stream: int, receiver: Any) -> None:
-        """Takes a reply, and listens for the next one. ``receiver`` is None in a batch, which listens itself."""
+            def go_on(_: object) -> None:
+                if reply is None or not self._take(pending, reply, stream):
+                    arrived(future, at)
+
+            return go_on
+
+        receiving = self._monarch.receive_several(receiver) if several else self._monarch.receive(receiver)
+        receiving.add_done_callback(arrived)
+
+    def _take(self, pending: PendingCall, reply: Reply, stream: int) -> bool:
+        """Takes a reply. Returns whether the call has ended."""
         if pending.state is CallState.ENDED:
-            return
+            return True
         references = _NO_MESHES
         if reply.references and pending.state is not CallState.CANCELLED:
             references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
         before = pending.state
         if self._finish(pending, pending.add_reply(reply, references), stream):
-            return
+            return True
         if before is CallState.OPEN and pending.state is CallState.GATHERING:
             self._loop.call_later(GATHER_FAILURES, self._finish_early, pending, stream)
-        if receiver is not None:
-            self._listen(pending, receiver, stream)
+        return False
 
     def _replied_in_batch(self, call: BatchedCall, reply: Reply, message: dict[Any, Any]) -> None:
         """``message`` keeps what is known of output that has not been read, for all replies in a message."""
@@ -357,11 +372,11 @@ class Calling:
         cancelled = pending.state is CallState.CANCELLED
         unread = None if cancelled else self._output_before(pending, reply, unread_output)
         if unread is None:
-            self._take(pending, reply, call.stream, None)
+            self._take(pending, reply, call.stream)
             return
         if pending.adverb != "stream":
             pending.apply(CallEvent.LAST_ARRIVED)
-        unread.add_done_callback(lambda _: self._take(pending, reply, call.stream, None))
+        unread.add_done_callback(lambda _: self._take(pending, reply, call.stream))
 
     def _failed_in_batch(self, call: BatchedCall, error: BaseException) -> None:
         self._finish(call.pending, call.pending.fail(failure_of(error)), call.stream)

@@ -210,10 +210,13 @@ class CallSender(Protocol):
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         """Sends a call to actors, which may still be coming up. Replies go to ``port``."""
 
-    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0) -> Any:
+    def call(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0, *, several: bool = False
+    ) -> Any:
         """Sends a call to actors, which may still be coming up. Returns the receiver of their replies.
 
         ``number`` lets the processes know which call of the session it is. The engine must have set them up.
+        ``several``: the receiver is for ``receive_several``. Each rank may reply only once.
         """
 
     def size_in_batch(self, payload: Any) -> int | None:
@@ -230,7 +233,7 @@ class CallSender(Protocol):
         """The replies in a message to a batch, their pickles unopened."""
 
     def call_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0, *, several: bool = False
     ) -> tuple[Any, asyncio.Future[Any]]:
         """As ``call``, and asks for the next fault of the actors, which Monarch may report to another owner or to none.
 
@@ -243,6 +246,9 @@ class CallSender(Protocol):
 
     def receive(self, receiver: Any) -> asyncio.Future[Any]:
         """A future of the receiver's next message, for ``reply_of``."""
+
+    def receive_several(self, receiver: Any) -> asyncio.Future[list[Any]]:
+        """A future of the messages that the receiver has by then, at least one, in the order of their arrival."""
 
     def reply_of(self, message: Any) -> Reply:
         """The reply in a message, its pickle unopened."""

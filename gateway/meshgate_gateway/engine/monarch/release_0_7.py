@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -252,6 +253,9 @@ class Client:
         self._returns_response = actor.MethodSpecifier.ReturnsResponse
         self._explicit_port = actor.MethodSpecifier.ExplicitPort
         self._batch = actor.MethodSpecifier.ReturnsResponse(batches.METHOD)
+        nothing = buffers.Buffer()
+        nothing.write(pickle.dumps(None))
+        self._no_state = actor.PythonMessage(actor.PythonMessageKind.Result(None), nothing.freeze(), [])
 
         self.same_versions = SameVersions()
         self.same_versions.check_before(actor_mesh.ActorInitArgs)
@@ -418,11 +422,13 @@ class Client:
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
         actors.cast_unresolved(self._message(self._call_method(method, port, None), payload), "all", self._native)
 
-    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0) -> Any:
+    def call(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0, *, several: bool = False
+    ) -> Any:
         """As ``cast`` to a new port, in one step: every call passes here."""
         if self._settings.limits_frames:
             self._settings.check_frame(payload.size)
-        port, receiver = self.open_port()
+        port, receiver = self._open_port_for_several() if several else self.open_port()
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
         message = self._message(self._call_method(method, port, None), payload, number)
         actors.cast_unresolved(message, "all", self._native)
@@ -443,13 +449,13 @@ class Client:
         return receiver
 
     def call_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0, *, several: bool = False
     ) -> tuple[Any, asyncio.Future[Any]]:
         """Only a call of the library's own subscribes to the owner's reports. Replies go to the engine's port and not
         to that call, which therefore ends with a report alone."""
         if self._settings.limits_frames:
             self._settings.check_frame(payload.size)
-        port, receiver = self.open_port()
+        port, receiver = self._open_port_for_several() if several else self.open_port()
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
         message = ReadyMessage(self._message(self._call_method(method, port, None), payload, number))
         call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
@@ -487,12 +493,23 @@ class Client:
         handle, receiver = self._ports.open_port()
         return handle.bind(), receiver
 
+    def _open_port_for_several(self) -> tuple[Any, Any]:
+        """A port whose messages are received with a wake-up for many instead of one for each. It queues its state with
+        each message and nothing takes that, so it is for one reply of each rank."""
+        messages = Messages(asyncio.get_running_loop(), self._no_state)
+        handle, native = self._ports.open_accum_port(messages)
+        return handle.bind(), (messages, native)  # the port closes when ``native`` is dropped
+
     def port_name(self, port: Any) -> str:
         return str(port.port_id)
 
     def receive(self, receiver: Any) -> asyncio.Future[Any]:
         message: asyncio.Future[Any] = receiver.recv_task().spawn_handle().as_asyncio()
         return message
+
+    def receive_several(self, receiver: Any) -> asyncio.Future[list[Any]]:
+        messages: Messages = receiver[0]
+        return messages.all()
 
     def reply_of(self, message: Any) -> Reply:
         kind = message.kind
@@ -554,6 +571,58 @@ class Client:
         from monarch._src.actor.proc_mesh import ProcMesh  # noqa: PLC0415 - loaded by Client
 
         return ProcMesh._from_initialized_hy_proc_mesh(reference, hosts, _native_region(region), _native_region(root))
+
+
+class Messages:
+    """The accumulator of a port, which Monarch calls on threads of its own, one message at a time.
+
+    The port holds on to it and closes when its native receiver is dropped, so this must not refer to that receiver.
+    """
+
+    reducer = None  # messages of many ranks are passed on one by one
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, no_state: Any) -> None:
+        self.initial_state = no_state
+        self._loop = loop
+        self._queue: deque[Any] = deque()
+        self._waiter: asyncio.Future[Any] | None = None
+        self._all = False  # whether the waiter gets all messages, as a list
+        self._delivering = False  # whether the loop is about to deliver
+
+    def __call__(self, state: Any, message: Any) -> Any:
+        self._queue.append(message)
+        if not self._delivering:
+            self._delivering = True
+            self._loop.call_soon_threadsafe(self._deliver)
+        return state
+
+    def next(self) -> asyncio.Future[Any]:
+        """A future of the next message. One at a time; what a cancelled one did not take stays."""
+        self._waiter, self._all = waiter, _ = self._loop.create_future(), False
+        self._deliver()
+        return waiter
+
+    def all(self) -> asyncio.Future[list[Any]]:
+        """As ``next``, of the messages that are here, at least one."""
+        self._waiter, self._all = waiter, _ = self._loop.create_future(), True
+        self._deliver()
+        return waiter
+
+    def _deliver(self) -> None:
+        self._delivering = False  # before looking: a message that arrives from now on is delivered by another call
+        waiter = self._waiter
+        if waiter is None or not self._queue:
+            return
+        self._waiter = None
+        if waiter.cancelled():
+            return
+        if not self._all:
+            waiter.set_result(self._queue.popleft())
+            return
+        messages = []
+        while self._queue:
+            messages.append(self._queue.popleft())
+        waiter.set_result(messages)
 
 
 _implements: type[Monarch] = Client

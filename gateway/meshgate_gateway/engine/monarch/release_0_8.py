@@ -9,14 +9,13 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from meshgate_gateway.engine.monarch import release_0_7
 from meshgate_gateway.engine.monarch.interface import Monarch, OnFault
+from meshgate_gateway.engine.monarch.release_0_7 import Messages
 from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host
 
@@ -49,9 +48,6 @@ class Client(release_0_7.Client):
     def __init__(self, transport: str | None, on_fault: OnFault) -> None:
         super().__init__(transport, on_fault)
         self._loop = asyncio.get_running_loop()
-        nothing = self._buffers.Buffer()
-        nothing.write(pickle.dumps(None))
-        self._no_state = self._actor.PythonMessage(self._actor.PythonMessageKind.Result(None), nothing.freeze(), [])
 
     def _service_address(self, host: Host) -> str:
         return service_address(host)
@@ -67,38 +63,6 @@ class Client(release_0_7.Client):
 
     def receive(self, receiver: Receiver) -> asyncio.Future[Any]:
         return receiver.next_message()
-
-
-class Messages:
-    """The accumulator of a port, which Monarch calls on threads of its own, one message at a time.
-
-    The port holds on to it and closes when its native receiver is dropped, so this must not refer to that receiver.
-    """
-
-    reducer = None  # messages of many ranks are passed on one by one
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, no_state: Any) -> None:
-        self.initial_state = no_state
-        self._loop = loop
-        self._queue: deque[Any] = deque()
-        self._waiter: asyncio.Future[Any] | None = None
-
-    def __call__(self, state: Any, message: Any) -> Any:
-        self._queue.append(message)
-        self._loop.call_soon_threadsafe(self._deliver)
-        return state
-
-    def next(self) -> asyncio.Future[Any]:
-        self._waiter = waiter = self._loop.create_future()
-        self._deliver()
-        return waiter
-
-    def _deliver(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and self._queue:
-            self._waiter = None
-            if not waiter.cancelled():
-                waiter.set_result(self._queue.popleft())
 
 
 class Receiver:

@@ -667,6 +667,38 @@ async def test_each_item_of_a_stream_waits_for_what_its_rank_has_printed() -> No
 
 
 @async_test
+async def test_items_that_arrive_together_are_sent_in_their_order_each_after_its_ranks_output() -> None:
+    called = printing_actors()
+    called.call(adverb="stream")
+    called.reply(1, b"second")
+    called.reply(0, b"first")
+    await until(lambda: called.monarch.ports[-1].received == 2)
+    await turns()
+    assert called.asked == [(PROCS, [1])]  # the other one waits for this
+    first, called.unread = called.unread, asyncio.get_running_loop().create_future()
+    assert first is not None
+    first.set_result(None)
+    await until(lambda: len(called.asked) == 2)
+    assert [item.rank for item in called.sent.of(Item)] == [1]
+    called.unread.set_result(None)
+    await until(lambda: len(called.sent.messages) == 2)
+    assert [item.rank for item in called.sent.of(Item)] == [1, 0]
+    assert called.asked == [(PROCS, [1]), (PROCS, [0])]
+    assert not called.calling.is_running(1)
+
+
+@async_test
+async def test_replies_of_several_ranks_are_received_together_unless_a_rank_may_send_more_than_one() -> None:
+    called = Called()
+    called.call(1)
+    called.call(2, adverb="choose")
+    explicit = Call(call=3, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", explicit_port=True)
+    called.calling.call(explicit, ARGUMENTS)
+    assert [port.several for port in called.monarch.ports] == [True, False, False]
+    await cancel_receives()
+
+
+@async_test
 async def test_a_chosen_actors_result_waits_for_what_its_rank_has_printed() -> None:
     called = printing_actors()
     called.call(adverb="choose")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from meshgate_gateway.engine.monarch import release_0_7
 from meshgate_gateway.engine.monarch.interface import BatchedReply, BootstrapFailed, Fault, Reply
-from meshgate_gateway.engine.monarch.release_0_7 import ARGUMENTS, HOSTS_PYTHON, native_commands
+from meshgate_gateway.engine.monarch.release_0_7 import ARGUMENTS, HOSTS_PYTHON, Messages, native_commands
 from meshgate_gateway.engine.on_worker.batches import encode_replies
 from meshgate_wire.messages import BootstrapCommand, Launch, Region
+from tests.gateway.engine.fakes import WAIT_TIMEOUT
 
 
 @dataclass
@@ -45,6 +47,48 @@ def test_the_ranks_of_a_fault_are_read_from_its_repr(text: str, ranks: tuple[int
 def test_a_fault_by_sigkill_names_the_likely_cause() -> None:
     fault = release_0_7._fault(Failure("", text="Killed(sig=9)"))
     assert "ran out of memory" in fault.report
+
+
+def test_messages_of_another_thread_are_received_together_and_in_order() -> None:
+    async def test() -> None:
+        messages = Messages(asyncio.get_running_loop(), "no state")
+        thread = threading.Thread(target=lambda: [messages("no state", number) for number in range(1000)])
+        thread.start()
+        received: list[int] = []
+        while len(received) < 1000:
+            several = await asyncio.wait_for(messages.all(), WAIT_TIMEOUT)
+            assert several
+            received += several
+        thread.join()
+        assert received == list(range(1000))
+
+    asyncio.run(test())
+
+
+def test_several_messages_wake_the_loop_once_and_a_cancelled_receive_takes_none() -> None:
+    async def test() -> None:
+        loop, woken = asyncio.get_running_loop(), 0
+
+        class Loop:
+            create_future = loop.create_future
+
+            def call_soon_threadsafe(self, deliver: Callable[[], object]) -> None:
+                nonlocal woken
+                woken += 1
+                loop.call_soon(deliver)
+
+        messages = Messages(cast(asyncio.AbstractEventLoop, Loop()), "no state")
+        messages.all().cancel()
+        for number in range(3):
+            assert messages("no state", number) == "no state"
+        await asyncio.sleep(0)
+        assert woken == 1
+        assert messages.all().result() == [0, 1, 2]
+        waiting = messages.all()
+        messages("no state", 3)
+        assert (await asyncio.wait_for(waiting, WAIT_TIMEOUT), woken) == ([3], 2)
+
+    asyncio.run(test())
 
 
 class BootstrapRaised:

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshgate_gateway.engine.monarch.release_0_8 import DRAIN_EVERY, Client, Messages, Receiver
+from meshgate_gateway.engine.monarch.release_0_7 import Messages
+from meshgate_gateway.engine.monarch.release_0_8 import DRAIN_EVERY, Client, Receiver
 from meshgate_wire.messages import Host
 
 
