@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from meshgate.session.detached import ReadMarks
-from meshgate_gateway.engine.calls.kept_values import KeptValues
+from meshgate_gateway.engine.calls.kept_meshes import KeptMeshes
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.code_sync import _Version as Version
 from meshgate_gateway.engine.detached.holders import Holders
@@ -59,26 +59,26 @@ def change_holder_only(calls: KeptCalls, last_call: int) -> None:
     calls._unsent.extend(unsent)
 
 
-drop_values = KeptValues.holder_changed
+drop_values = KeptMeshes.holder_changed
 
 
-def forget_names(kept: KeptValues, waiting: Any, call_after: Any, named: object) -> None:
+def forget_names(kept: KeptMeshes, waiting: Any, call_after: Any, named: object) -> None:
     drop_values(kept, waiting, call_after)
 
 
-drop_unused = KeptValues._drop_unused
+drop_unused = KeptMeshes._drop_unused
 
 
-def drop_in_spite_of_references(kept_values: KeptValues, kept: KeptMesh) -> None:
+def drop_in_spite_of_references(kept_meshes: KeptMeshes, kept: KeptMesh) -> None:
     kept.at_once = True
-    drop_unused(kept_values, kept)
+    drop_unused(kept_meshes, kept)
 
 
-def abandon_with_references(kept_values: KeptValues, number: int) -> None:
-    known = kept_values._objects.get(number)
+def abandon_with_references(kept_meshes: KeptMeshes, number: int) -> None:
+    known = kept_meshes._objects.get(number)
     assert isinstance(known, KeptMesh)
-    kept_values._objects.release(number)
-    kept_values.release(known, at_once=True)
+    kept_meshes._objects.release(number)
+    kept_meshes.release(known, at_once=True)
 
 
 async def start_at_once(code: CodeSync, version: str, hosts: object) -> str:
@@ -97,11 +97,11 @@ DEFECTS: dict[str, tuple[Any, str, Any]] = {
     "processes start before their host has the version": (CodeSync, "wait_for_version", start_at_once),
     "a version that changed while it was sent is never sent": (Version, "supersede", lambda *_: None),
     "the death of a worker does not reach its calls": (Supervision, "process_ended", lambda *_: None),
-    "values of a killed driver stay": (KeptValues, "_abandon", lambda *_: None),
-    "named values are dropped with their driver": (KeptValues, "holder_changed", forget_names),
+    "values of a killed driver stay": (KeptMeshes, "_abandon", lambda *_: None),
+    "named values are dropped with their driver": (KeptMeshes, "holder_changed", forget_names),
     "a holder gets numbers that waiting messages use": (Dispatch, "waiting", lambda *_: iter(())),
-    "references of actors keep no values": (KeptValues, "_drop_unused", drop_in_spite_of_references),
-    "references of actors end with a driver": (KeptValues, "_abandon", abandon_with_references),
+    "references of actors keep no values": (KeptMeshes, "_drop_unused", drop_in_spite_of_references),
+    "references of actors end with a driver": (KeptMeshes, "_abandon", abandon_with_references),
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},

@@ -15,8 +15,8 @@ from meshgate_gateway.control import EngineCounts, JobEnding
 from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Backlog, Channels
+from meshgate_gateway.engine.calls.kept_meshes import ReferringProcess
 from meshgate_gateway.engine.calls.kept_values import KeptValues
-from meshgate_gateway.engine.calls.reference_holders import ReferringProcess
 from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import HostAgents
@@ -172,7 +172,7 @@ class Engine:
             cancel_on=self.streams.cancel,
             notice=self.notice,
         )
-        self._kept.calls = self._calling
+        self._kept.servers.calls = self._calling
         self._ledger = Ledger(
             self.link.post,
             self.link.queued,
@@ -237,7 +237,7 @@ class Engine:
         objects, lookup, code, fail = self._objects, self._lookup, self.code, self._actors_ended
         self._hosts = hosts = HostWatch(objects, self.link.send, code, monarch.same_versions.laptop)
         self.inspection = Inspection(
-            objects, self._calling, code, hosts, self._kept.kept_bytes, session_name=lambda: self._ledger.name
+            objects, self._calling, code, hosts, self._kept.meshes.kept_bytes, session_name=lambda: self._ledger.name
         )
         self._supervision = Supervision(
             objects,
@@ -282,7 +282,7 @@ class Engine:
             actors_failed=fail,
             watch=watching.watch,
             version_problem=self._supervision.version_problem,
-            deliver_kept=functools.partial(self._kept.deliver, cast=True),
+            deliver_kept=self._kept.deliver,
         )
         self._controllers = SessionControllers(objects, monarch, self._spawning)
         self._lifetimes = Lifetimes(
@@ -295,9 +295,9 @@ class Engine:
             wait_available=hosts.wait_available,
             lost_hosts=hosts.reasons,
             ranks_stopped=fail,
-            process_stopped=self._kept.process_died,
+            process_stopped=self._kept.servers.process_died,
             end_processes=self.streams.drop,
-            release_kept=self._kept.release,
+            release_kept=self._kept.meshes.release,
         )
 
     async def listen(self, host: str | None) -> None:
@@ -400,11 +400,11 @@ class Engine:
 
     def _process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
         self._reloading.process_died(procs, rank, report)
-        self._kept.process_died(procs, rank, report)
+        self._kept.servers.process_died(procs, rank, report)
 
     def _process_back(self, procs: ProcMesh, rank: int) -> None:
         self._reloading.process_back(procs, rank)
-        self._kept.process_back(procs, rank)
+        self._kept.servers.process_back(procs, rank)
 
     async def _dump_controllers(self) -> bytes:
         return await self._controllers.dump()
@@ -413,7 +413,7 @@ class Engine:
         return await self._kept.fetch(mesh, rank, number, at)
 
     def _refers(self, mesh: int, rank: int, write: Callable[[bytes], object]) -> ReferringProcess:
-        return self._kept.holders.connected(mesh, rank, write)
+        return self._kept.meshes.holders.connected(mesh, rank, write)
 
     def _process_watched(self, mesh: int, rank: int) -> None:
         self._watching.connected(mesh, rank)
@@ -460,7 +460,9 @@ class Engine:
 
     def _holder_changed(self) -> None:
         self._stream_output = True  # until the new holder says otherwise, whatever the earlier one did
-        self._kept.holder_changed(self._dispatch.waiting(), self._dispatch.call_after, self._ledger.creations.named)
+        self._kept.meshes.holder_changed(
+            self._dispatch.waiting(), self._dispatch.call_after, self._ledger.creations.named
+        )
 
     def _configure(self, header: Configure, buffers: Sequence[Fragments]) -> None:
         self._stream_output = header.stream_output

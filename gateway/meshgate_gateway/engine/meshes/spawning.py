@@ -24,10 +24,10 @@ from meshgate_gateway.engine.monarch.interface import (
 )
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import procs_region, rank_region, ranks_of
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
 from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
-from meshgate_wire.messages import Failure, GetControllers, MeshRef, Region, SpawnActors, SpawnProcs
+from meshgate_wire.messages import Failure, GetControllers, MeshRef, SpawnActors, SpawnProcs
 
 MAX_HOSTS_NAMED = 8
 NAME = "controllers"
@@ -50,9 +50,7 @@ class BringUpToDate(Protocol):
 
 
 class DeliverKept(Protocol):
-    async def __call__(
-        self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any], *, target: int
-    ) -> tuple[Any, Callable[[None], None]]:
+    async def __call__(self, taker: Taker, arguments: Sequence[Any]) -> tuple[Any, Callable[[None], None]]:
         """Gets the kept values among ``arguments`` into processes, as ``KeptValues.deliver``."""
 
 
@@ -160,8 +158,9 @@ class Spawning:
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
         forget: Callable[[None], None] | None = None
         if any(argument.kind == "kept" for argument in header.arguments):
-            name, region = f"{header.name}.__init__", header.procs.region or procs.region
-            arguments, forget = await self._deliver_kept(name, procs, region, arguments, target=header.object)
+            region = header.procs.region or procs.region
+            taker = Taker(f"{header.name}.__init__", procs, region, header.object, cast=True)
+            arguments, forget = await self._deliver_kept(taker, arguments)
         try:
             payload = self._lookup.payload(buffers[1:], arguments)
             spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)

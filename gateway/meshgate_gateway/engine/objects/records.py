@@ -392,7 +392,7 @@ class KeptMesh:
 
     number: int
     label: str
-    servers: Any  # ``calls.kept_values.Servers``: the actors that serve them; None before the call is sent
+    servers: Any  # ``calls.kept_servers.Servers``: the actors that serve them; None before the call is sent
     region: Region
     ranks: tuple[int, ...]
     done: asyncio.Future[tuple[Failure, Sequence[Any]] | None]

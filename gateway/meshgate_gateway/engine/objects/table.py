@@ -164,6 +164,22 @@ class KeptArgument(NamedTuple):
     reference: bool = False
 
 
+class Taker(NamedTuple):
+    """What kept values are delivered for: the call ``name`` of the actors ``target``, in ``region`` of ``procs``.
+
+    ``chosen``: the position of the only process that needs the values. ``cast``: no answer says that the actors have
+    got the message.
+    """
+
+    name: str
+    procs: ProcMesh
+    region: Region
+    target: int
+    chosen: int | None = None
+    call: int = 0
+    cast: bool = False
+
+
 _fragments_of = operator.attrgetter("fragments")
 
 

@@ -4,7 +4,7 @@ A reference is a few numbers, which an actor passes on or returns like any other
 asks the engine, which knows what was released and who has died, and has the value delivered as those of arguments are
 (``calls/kept_values.py``).
 
-The engine keeps a value while a process has references to it (``calls/reference_holders.py`` is its end of this):
+The engine keeps a value while a process has references to it (``calls/kept_meshes.py`` is its end of this):
 
 - A process says to the engine when it gets its first reference to the values of an object, and waits for the answer. So
   a process that has passed the reference to it may drop its own once the call has been answered.

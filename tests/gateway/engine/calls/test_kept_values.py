@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared, _size
+from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared
 from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.monarch.interface import Reply
@@ -32,7 +32,7 @@ class Keeping:
         self.monarch, self.objects = FakeMonarch(), ObjectTable()
         self.lookup = Lookup(self.objects, self.monarch)
         self.kept = KeptValues(self.objects, self.lookup, self.monarch)
-        self.kept.calls = self
+        self.kept.servers.calls = self
         self.watched: list[tuple[int, ProcMesh]] = []
         self.kept.watch = lambda number, procs: self.watched.append((number, procs))
         self.started: list[tuple[PendingCall, Any, int]] = []
@@ -58,7 +58,7 @@ class Keeping:
     def dies(self, actors: ActorMesh, rank: int) -> None:
         assert actors.procs is not None
         actors.procs.dead[rank] = "killed"
-        self.kept.process_died(actors.procs, rank, "killed")
+        self.kept.servers.process_died(actors.procs, rank, "killed")
 
     async def keep(self, number: int = KEPT) -> Prepared:
         header = Call(call=1, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=number)
@@ -123,7 +123,7 @@ async def test_a_call_without_kept_values_needs_nothing() -> None:
 async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
-    assert keeping.kept.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
+    assert keeping.kept.meshes.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
     assert kept.uses == 1
@@ -143,21 +143,6 @@ async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> No
     prepared = await delivered(keeping, using)
     assert prepared.objects == [("take", delivery, 0)]
     assert (kept.uses, prepared.chosen) == (0, None)
-
-
-@async_test
-async def test_the_bytes_of_all_values_are_counted_by_rank_without_those_that_are_lost() -> None:
-    keeping = Keeping()
-    await keeping.kept_mesh()
-    put = PutValue(call=1, target=MeshRef(object=1, region=ONE), keep=9)
-    await keeping.kept._put(put, [Fragments((b"pickle",))])
-    ((pending, _, _),) = keeping.started
-    assert pending.on_end is not None
-    pending.on_end(Response(Values(call=1), (DESCRIPTION,)))
-    procs: Any = keeping.makers.procs
-    assert keeping.kept.kept_bytes() == {id(procs): {0: 100, 1: 200}}
-    procs.dead[1] = "killed"
-    assert keeping.kept.kept_bytes() == {id(procs): {0: 100}}
 
 
 @async_test
@@ -201,72 +186,15 @@ async def test_a_kept_call_that_is_not_sent_has_its_error_with_the_exception_for
     with pytest.raises(RequestFailed) as raised_again:
         await keeping.kept._put(put, [Fragments((b"pickle",))])
     reports.report(put, raised_again.value)
-    keeping.kept.release(other)
+    keeping.kept.meshes.release(other)
     (argument,) = await keeping.lookup.arguments((kept_argument(10),))
     with pytest.raises(RequestFailed) as at_last:
-        await keeping.kept._wait_kept(argument.kept)
+        await keeping.kept.meshes.wait(argument.kept)
     expected = failure.model_copy(update={"step": "makers.make.keep()"}), (b"the exception",)
     for each in (raised, raised_again, at_last):
         assert (each.value.failure, each.value.buffers) == expected
     await until(lambda: len(keeping.drops()) > 1)
     assert keeping.drops() == [([KEPT], True), ([12], False)]  # of the calls that were sent
-
-
-@async_test
-async def test_released_values_are_dropped_when_no_call_is_getting_them() -> None:
-    keeping = Keeping()
-    kept = await keeping.kept_mesh()
-    using = asyncio.create_task(keeping.use())
-    await until(keeping.deliveries)
-    keeping.kept.release(kept)
-    await turns()
-    assert not keeping.drops()
-    await delivered(keeping, using)
-    await until(keeping.drops)
-    assert keeping.drops() == [([KEPT], False)]
-    assert keeping.kept.kept_bytes() == {}
-
-
-@async_test
-async def test_values_that_are_released_before_they_are_there_are_dropped_then() -> None:
-    keeping = Keeping()
-    prepared = await keeping.keep()
-    kept = keeping.objects.get(KEPT)
-    assert isinstance(kept, KeptMesh)
-    keeping.kept.release(kept)
-    await turns()
-    assert not keeping.drops()
-    prepared.ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)), None)
-    await until(keeping.drops)
-
-
-@async_test
-async def test_what_keeps_next_makes_room_of_what_was_released_and_waits_for_no_process() -> None:
-    keeping = Keeping()
-    dropped = asyncio.get_running_loop().create_future()
-
-    async def drop(endpoint: str) -> None:
-        if endpoint == "drop":
-            await dropped
-
-    keeping.monarch.on_engine_call = lambda endpoint, args: drop(endpoint)
-
-    async def keep_and_put(number: int) -> list[Any]:
-        """The payloads of a call that keeps and of a put."""
-        prepared = await keeping.keep(number)
-        assert prepared.keeping is not None
-        put = PutValue(call=1, target=MeshRef(object=MAKERS), keep=number + 1)
-        await keeping.kept._put(put, [Fragments((b"pickle",))])
-        return [prepared.keeping("payload"), keeping.started[-1][1]]
-
-    keeping.kept.release(await keeping.kept_mesh())
-    label = "makers.make.keep()"
-    assert await keep_and_put(9) == [("keep", 9, label, ("room", [KEPT], "payload")), ("room", [KEPT], b"pickle")]
-    await until(keeping.drops)
-    assert keeping.drops() == [([KEPT], False)]  # also if the call never arrives
-    dropped.set_result(None)
-    await turns()
-    assert await keep_and_put(11) == [("keep", 11, label, "payload"), b"pickle"]
 
 
 @async_test
@@ -301,21 +229,32 @@ async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
 
 
 @async_test
-async def test_meshes_that_endpoints_returned_which_have_no_number_are_distinguished() -> None:
+async def test_nothing_is_sent_to_a_process_that_has_died() -> None:
     keeping = Keeping()
-    keeping.makers.procs.number = keeping.takers.procs.number = 0  # type: ignore[union-attr]
     await keeping.kept_mesh()
-    using = asyncio.create_task(keeping.use())
-    await until(keeping.deliveries)
-    others = actor_mesh(proc_mesh(name="others"))
-    keeping.dies(others, 0)
-    await turns()
-    assert not using.done()
-    assert not keeping.failed
+    await delivered(keeping, asyncio.create_task(keeping.use()))
     keeping.dies(keeping.takers, 0)
     with pytest.raises(RequestFailed, match="killed"):
+        await keeping.use()
+    put = PutValue(call=3, target=MeshRef(object=TAKERS), keep=9)
+    with pytest.raises(RequestFailed, match="killed"):
+        await keeping.kept._put(put, [Fragments((b"pickle",))])
+    assert (len(keeping.deliveries()), keeping.started) == (1, [])
+
+
+@async_test
+async def test_a_process_that_dies_while_those_that_take_its_value_start_gets_no_request() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    keeping.monarch.hold = True
+    using = asyncio.create_task(keeping.use())
+    started = len(keeping.monarch.meshes)
+    await until(lambda: len(keeping.monarch.meshes) > started)
+    keeping.dies(keeping.makers, 1)
+    keeping.monarch.meshes[-1].ready.set_result(None)  # type: ignore[union-attr]
+    with pytest.raises(RequestFailed, match="killed") as raised:
         await using
-    assert [mesh.procs for mesh in keeping.failed] == [keeping.takers.procs]
+    assert (raised.value.failure.kind, keeping.deliveries()) == ("lost", [])
 
 
 @async_test
@@ -364,27 +303,6 @@ async def test_processes_forget_what_a_call_has_not_taken() -> None:
     keeping.takers.dead[1] = "killed"
     prepared.ended(died, sent_call(keeping))
     assert not forgotten(keeping)
-
-
-@async_test
-async def test_processes_forget_what_the_calls_of_an_actor_that_has_ended_have_not_taken() -> None:
-    keeping = Keeping()
-    await keeping.kept_mesh()
-    keeping.kept.actors_ended(keeping.takers)
-    await delivered(keeping, asyncio.create_task(keeping.use(adverb="broadcast")))
-    keeping.takers.dead[1] = "raised"
-    for _ in range(2):
-        keeping.kept.actors_ended(keeping.takers)
-    keeping.kept.actors_ended(keeping.makers)
-    assert forgotten(keeping, "forget_calls_of") == [([TAKERS],)]
-    keeping.takers.failed = Failure(kind="supervision", message="stopped")
-    keeping.kept.actors_ended(keeping.takers)
-    assert forgotten(keeping, "forget_calls_of") == [([TAKERS],)] * 2
-    keeping.monarch.casts.clear()
-    keeping.takers.procs.dead.update({0: "killed", 1: "killed"})  # type: ignore[union-attr]
-    keeping.takers.failed = None
-    keeping.kept.actors_ended(keeping.takers)
-    assert not keeping.monarch.casts
 
 
 @async_test
@@ -447,7 +365,7 @@ async def test_what_is_put_takes_kept_values_that_were_delivered_before() -> Non
     pending.failed.add(1)  # perhaps before it took its value
     pending.on_end(Response(Failed(call=1, failure=Failure(kind="actor", message="no room"))))
     assert forgotten(keeping) == [(1,)]
-    assert keeping.kept.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
+    assert keeping.kept.meshes.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
 
 
 @async_test
@@ -503,6 +421,18 @@ async def test_a_message_to_a_port_that_cannot_be_sent_is_forgotten() -> None:
 
 
 @async_test
+async def test_values_stay_until_a_message_to_a_port_that_refers_to_them_has_left() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    reference = Argument(kind="kept", ref=MeshRef(object=KEPT, region=ONE), reference=True)
+    task, _ = await sending(keeping, kept_argument(), reference)
+    assert kept.uses == 1
+    keeping.monarch.ports[-1].put(b"sent", 0)
+    await task
+    assert kept.uses == 0
+
+
+@async_test
 async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -528,106 +458,6 @@ async def test_actors_that_ended_before_a_cast_forget_its_values() -> None:
 
 
 @async_test
-async def test_another_holder_releases_each_value_after_the_last_message_that_names_it() -> None:
-    keeping = Keeping()
-    await keeping.kept_mesh()
-    await keeping.kept_mesh(number=9)
-    argument = Argument(kind="kept", ref=MeshRef(object=9))
-    using = Call(call=8, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", arguments=(argument,))
-    keeping_more = Call(call=7, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=10)
-    handled: list[tuple[int, Any]] = []
-    waiting = [(TAKERS, using), (9, ReadKept(call=6, target=MeshRef(object=9))), (MAKERS, keeping_more)]
-    keeping.kept.holder_changed(waiting, lambda stream, callback: handled.append((stream, callback)))
-    await until(keeping.drops)
-    assert keeping.drops() == [([KEPT], False)]
-    assert sorted(stream for stream, _ in handled) == [MAKERS, TAKERS, 9]
-    await keeping.kept_mesh(number=10)
-    for stream, callback in sorted(handled, key=lambda each: each[0]):
-        assert (keeping.objects.get(9) is None, keeping.objects.get(10) is None) == (False, stream > MAKERS)
-        callback()
-    await until(lambda: len(keeping.drops()) > 1)
-    assert keeping.drops()[1:] == [([10, 9], False)]
-    assert keeping.objects.get(9) is None
-
-
-@async_test
-async def test_another_holder_releases_nothing_of_a_call_that_has_failed() -> None:
-    keeping = Keeping()
-    handled: list[Any] = []
-    header = Call(call=7, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=10)
-    keeping.kept.holder_changed([(MAKERS, header)], lambda stream, callback: handled.append(callback))
-    keeping.objects.add(10, Failure(kind="invalid", message="no"))
-    for callback in handled:
-        callback()
-    assert keeping.objects.failure(10) is not None
-    assert not keeping.drops()
-
-
-@async_test
-async def test_a_reply_without_a_description_kept_nothing() -> None:
-    keeping = Keeping()
-    prepared = await keeping.keep()
-    prepared.ended(Response(Values(call=1), (DESCRIPTION, pickle.dumps(4))), None)
-    with pytest.raises(RequestFailed, match="kept nothing"):
-        await keeping.use()
-    assert _size(b"\x80\x04cos\nsystem\n.") is None  # nothing that a process sends is imported here
-
-
-@async_test
-async def test_processes_that_cannot_serve_values_fail_the_call() -> None:
-    keeping = Keeping()
-    keeping.monarch.hold = True
-    starting = asyncio.create_task(keeping.keep())
-    await until(lambda: keeping.monarch.meshes)
-    keeping.monarch.meshes[-1].ready.set_exception(RuntimeError("no room"))  # type: ignore[union-attr]
-    with pytest.raises(RequestFailed, match="cannot keep values in the processes of 'made': no room"):
-        await starting
-    keeping.monarch.hold = False
-    await keeping.keep(9)  # the next one tries again
-
-
-def silent(keeping: Keeping) -> list[str]:
-    """Makes processes answer no message of the engine's. Returns those that they get."""
-    asked: list[str] = []
-
-    async def wait(endpoint: str) -> None:
-        asked.append(endpoint)
-        await asyncio.get_running_loop().create_future()
-
-    keeping.monarch.on_engine_call = lambda endpoint, args: wait(endpoint)
-    return asked
-
-
-@async_test
-async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_for_it() -> None:
-    keeping = Keeping()
-    asked = silent(keeping)
-    keeping_all = asyncio.create_task(keeping.keep())
-    put = PutValue(call=1, target=MeshRef(object=1, region=ONE), keep=9)
-    putting_elsewhere = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
-    await until(lambda: asked)
-    keeping.monarch.on_engine_call = lambda endpoint, args: None
-    keeping.dies(keeping.makers, 0)
-    with pytest.raises(RequestFailed, match="killed") as raised:
-        await keeping_all
-    assert (raised.value.failure.kind, raised.value.failure.ranks) == ("supervision", (0,))
-    await putting_elsewhere  # where all processes live
-    ((pending, _, _),) = keeping.started
-    assert pending.ranks == [1]
-
-
-@async_test
-async def test_a_process_that_was_only_slow_keeps_values_again() -> None:
-    values = Keeping()
-    kept = await values.kept_mesh()
-    servers = kept.servers
-    values.dies(values.makers, 1)
-    assert servers.actors.dead == {1: "killed"}
-    values.kept.process_back(servers.procs, 1)
-    assert servers.actors.dead == {}
-
-
-@async_test
 async def test_references_take_the_place_of_values_without_a_delivery() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -641,45 +471,6 @@ async def test_references_take_the_place_of_values_without_a_delivery() -> None:
     chosen = await keeping.use(reference=True, adverb="choose")
     assert chosen.objects == [("refer", KEPT, "makers.make.keep()", places, chosen.chosen, None, None)]
     assert not keeping.deliveries()
-
-
-@async_test
-async def test_values_stay_until_the_calls_that_have_references_to_them_have_ended() -> None:
-    keeping = Keeping()
-    kept = await keeping.kept_mesh()
-    prepared = [await keeping.use(reference=True) for _ in range(2)]
-    keeping.objects.release(KEPT)
-    keeping.kept.release(kept)
-    await turns()
-    assert not keeping.drops()
-    for each in prepared:
-        fetching = asyncio.create_task(keeping.kept.fetch(2, 0, KEPT, 1))
-        before = len(keeping.deliveries())
-        await until(lambda before=before: len(keeping.deliveries()) > before)
-        keeping.monarch.ports[-1].put(b"done", 0)
-        assert (await fetching)[:1] == b"+"
-        each.ended(None, None)
-    await until(keeping.drops)
-    assert await keeping.kept.fetch(2, 0, KEPT, 1) == (
-        b"-it was released, with release() or while nothing but a message on its way had a reference to it. Keep the "
-        b"kept mesh, or the reference, until the actor that takes it has it"
-    )
-
-
-@async_test
-async def test_a_mesh_whose_call_fails_after_its_release_is_forgotten_with_its_last_use() -> None:
-    keeping = Keeping()
-    making = await keeping.keep()
-    kept = keeping.objects.get(KEPT)
-    assert isinstance(kept, KeptMesh)
-    using = asyncio.create_task(keeping.use(reference=True))
-    await until(lambda: kept.uses)
-    keeping.objects.release(KEPT)
-    keeping.kept.release(kept)
-    making.ended(Response(Values(call=1), (b"no description", b"no description")), None)
-    with pytest.raises(RequestFailed, match="kept nothing"):
-        await using
-    assert not keeping.kept._leaving
 
 
 @async_test

@@ -13,7 +13,7 @@ from meshgate_gateway.engine.meshes.spawning import SessionControllers, Spawning
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Argument,
@@ -85,10 +85,9 @@ class Spawned:
     def process_code(self, version: str | None, paths: Sequence[str]) -> Any:
         return (version, paths)
 
-    async def _deliver_kept(
-        self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any], *, target: int
-    ) -> tuple[Any, Any]:
-        self.delivered.append((name, procs.name, region.sizes, len(arguments), target))
+    async def _deliver_kept(self, taker: Taker, arguments: Sequence[Any]) -> tuple[Any, Any]:
+        assert taker.cast  # values that are referred to stay until the constructors have got them
+        self.delivered.append((taker.name, taker.procs.name, taker.region.sizes, len(arguments), taker.target))
         return ["a kept value"], self.forgotten.append
 
     async def _bring_up_to_date(
