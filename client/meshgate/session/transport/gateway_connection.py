@@ -166,23 +166,20 @@ class GatewayConnection(ClientConnection):
 
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
         """Sends one binary message. Does nothing if the connection is closing: the session will retransmit."""
-        if self.protocol.state is OPEN:
-            size = sum(map(len, pieces))
-            if not self._masking:
-                header = binary_header(size, NO_MASK)
-                if size < _COPY_BELOW:
-                    self.transport.write(b"".join((header, *pieces)))
-                else:
-                    self.transport.writelines((header, *pieces))
-                return
+        if self.protocol.state is not OPEN:
+            return
+        mask = NO_MASK
+        if self._masking:
             if not self._masks:  # unpredictable, so that no attacker can choose what a proxy sees (RFC 6455, 10.3)
                 self._masks = os.urandom(4 * _MASKS)
             mask, self._masks = self._masks[:4], self._masks[4:]
-            header = binary_header(size, mask)
-            if size < _COPY_BELOW:
-                self.transport.write(header + apply_mask(b"".join(pieces), mask))
-            else:
-                self.transport.writelines((header, *_masked(pieces, mask)))
+        size = sum(map(len, pieces))
+        header = binary_header(size, mask)
+        if size < _COPY_BELOW:
+            payload = b"".join(pieces)
+            self.transport.write(header + (apply_mask(payload, mask) if self._masking else payload))
+        else:
+            self.transport.writelines((header, *(_masked(pieces, mask) if self._masking else pieces)))
 
     def buffered(self) -> int:
         """Bytes written that the kernel has not taken yet."""

@@ -106,7 +106,7 @@ async def connect_along(route: Route) -> GatewayConnection:
 
 @pytest.mark.parametrize("on_unix_socket", [False, True])
 def test_only_what_may_pass_an_intermediary_is_masked(on_unix_socket: bool, tmp_path: Path) -> None:
-    messages = [b"s" * 100, b"l" * 100_000]
+    messages = [b"s" * 100, b"s" * 100, b"l" * 100_000]
 
     async def send() -> tuple[list[bytes], bytes]:
         loop = asyncio.get_running_loop()
@@ -141,6 +141,8 @@ def test_only_what_may_pass_an_intermediary_is_masked(on_unix_socket: bool, tmp_
     received, written = asyncio.run(send())
     assert received == messages
     assert all((message in written) == on_unix_socket for message in messages)
+    if not on_unix_socket:
+        assert written[2:6] != written[108:112]  # the masks of the first two messages, of 106 bytes each
 
 
 def test_closing_does_not_wait_for_the_end_of_the_gateways_tcp_connection() -> None:
