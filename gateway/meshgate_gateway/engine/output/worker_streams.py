@@ -219,28 +219,20 @@ class WorkerStreams:
             self._show_unfinished(outputs, behind)
             return None
         done = asyncio.get_running_loop().create_future()
-        left = len(waiting)
 
-        def finish(late: bool = True) -> None:
+        def finish(late: bool) -> None:
             if done.done():
                 return
-            timeout.cancel()
             self._show_unfinished(outputs, behind)
             done.set_result(None)
-            for output, _ in waiting if late else ():
-                outputs.miss(output)
             if late:
+                for output, _ in waiting:
+                    outputs.miss(output)
                 self._report_late()
 
-        def handled() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                finish(late=False)
-
-        timeout = _Timeout(finish)
+        countdown = _Countdown(len(waiting), lambda: finish(late=False), lambda: finish(late=True))
         for output, written in waiting:
-            output.waiting.append((written, handled))
+            output.waiting.append((written, countdown.count))
         return done
 
     def _unread_once_connected(
@@ -248,14 +240,8 @@ class WorkerStreams:
     ) -> asyncio.Future[None]:
         """As ``unread``, for ranks of which the ``early`` processes have yet to connect."""
         done = asyncio.get_running_loop().create_future()
-        left = len(early)
 
         def connected() -> None:
-            nonlocal left
-            left -= 1
-            if left:
-                return
-            timeout.cancel()
             unread = self.unread(mesh, ranks)
             if unread is None:
                 finish()
@@ -272,9 +258,9 @@ class WorkerStreams:
                 each.late = True
                 _wake(each)
 
-        timeout = _Timeout(expire)
+        countdown = _Countdown(len(early), connected, expire)
         for each in early:
-            each.waiting.append(connected)
+            each.waiting.append(countdown.count)
         return done
 
     def _report_late(self) -> None:
@@ -517,25 +503,31 @@ class WorkerStreams:
             self._printed(batch)
 
 
-class _Timeout:
-    """Calls ``expire`` after ``OUTPUT_TIMEOUT``, in parts: between them, what has arrived is read."""
+class _Countdown:
+    """Calls ``done`` once ``count`` has been called ``left`` times, which cancels ``expire``.
 
-    def __init__(self, expire: Callable[[], object]) -> None:
-        self._expire, self._left = expire, TIMEOUT_PARTS
+    That is called after ``OUTPUT_TIMEOUT``, in parts: between them, what has arrived is read.
+    """
+
+    def __init__(self, left: int, done: Callable[[], object], expire: Callable[[], object]) -> None:
+        self._left, self._done, self._expire, self._parts = left, done, expire, TIMEOUT_PARTS
         self._wait()
 
     def _wait(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(OUTPUT_TIMEOUT / TIMEOUT_PARTS, self._next)
 
     def _next(self) -> None:
-        self._left -= 1
-        if self._left:
+        self._parts -= 1
+        if self._parts:
             self._wait()
         else:
             self._expire()
 
-    def cancel(self) -> None:
-        self._timer.cancel()
+    def count(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._timer.cancel()
+            self._done()
 
 
 def _wake(early: _Early) -> None:

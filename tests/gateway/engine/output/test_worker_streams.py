@@ -679,6 +679,16 @@ async def test_a_wait_that_takes_too_long_is_reported_once(monkeypatch: pytest.M
 
 
 @async_test
+async def test_a_wait_that_is_over_does_not_expire() -> None:
+    events: list[str] = []
+    countdown = worker_streams._Countdown(2, lambda: events.append("done"), lambda: events.append("expired"))
+    countdown.count()
+    assert (events, countdown._timer.cancelled()) == ([], False)
+    countdown.count()
+    assert (events, countdown._timer.cancelled()) == (["done"], True)
+
+
+@async_test
 async def test_a_process_that_was_not_run_for_a_while_still_reads_what_has_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
