@@ -48,6 +48,10 @@ RUN pip wheel -c constraints.txt --no-deps --wheel-dir /wheel .
 FROM ${BASE} AS runtime
 ENV PATH=/opt/meshgate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/meshgate
 RUN mkdir -p /home/meshgate && chown 1000:1000 /home/meshgate
+# The standard library of the official images of Python has no bytecode, and the user of these images may not write any:
+# each process would compile what it imports, for up to 0.8 s of CPU time. Does nothing if there is bytecode.
+RUN python3 -m compileall -q -x '/(site|dist)-packages/|/(tests?|idlelib|lib2to3|tkinter|turtledemo)/' \
+      "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 
 FROM runtime AS gateway
 COPY --from=gateway-dependencies /opt/meshgate /opt/meshgate
