@@ -196,37 +196,41 @@ def wait_gone(api: Api, name: str, namespace: str, timeout: float = DELETE_TIMEO
     none has gone for ``timeout`` seconds."""
     sources = [WatchTarget(kind, Names(name).selector()) for kind in ("ConfigMap", "Pod")]
     forced: set[str] = set()
+    stuck: list[Object] = []
     fewest, since = math.inf, time.monotonic()
     with Observer(api, namespace, sources) as observer:
 
-        def gone() -> bool:
-            nonlocal fewest, since
+        def gone_or_stuck() -> bool:
+            nonlocal fewest, since, stuck
             pods = observer.objects("Pod")
-            _force_delete(api, namespace, pods, forced)
             left = len(pods) + len(observer.objects("ConfigMap"))
             if left < fewest:
                 fewest, since = left, time.monotonic()
-            return left == 0
+            stuck = [pod for pod in pods if _is_stuck(pod) and pod["metadata"]["uid"] not in forced]
+            return left == 0 or bool(stuck)
 
-        while not observer.wait_for(gone, since + timeout - time.monotonic()):
-            if time.monotonic() >= since + timeout:
+        while True:
+            if observer.wait_for(gone_or_stuck, since + timeout - time.monotonic()):
+                if not stuck:
+                    return True
+                for pod in stuck:  # not in the condition: the more time that takes, the later it is evaluated again
+                    metadata = pod["metadata"]
+                    forced.add(metadata["uid"])
+                    with contextlib.suppress(NotFound, Forbidden):
+                        api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
+            elif time.monotonic() >= since + timeout:
                 return False
-        return True
 
 
-def _force_delete(api: Api, namespace: str, pods: Sequence[Object], forced: set[str]) -> None:
-    """Force-deletes terminating pods without running containers, each once: adds their uids to ``forced``.
-
-    The kubelet of their node would do so too, but in older clusters only every ten seconds.
-    """
-    for pod in pods:
-        metadata, statuses = pod["metadata"], pod.get("status", {}).get("containerStatuses") or []
-        if metadata["uid"] in forced or "deletionTimestamp" not in metadata or not pod["spec"].get("nodeName"):
-            continue
-        if not any("running" in each.get("state", {}) for each in statuses):
-            forced.add(metadata["uid"])
-            with contextlib.suppress(NotFound, Forbidden):
-                api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
+def _is_stuck(pod: Object) -> bool:
+    """Whether the pod is terminating and has no running containers. The kubelet of its node would delete it, but in
+    older clusters only every ten seconds."""
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return (
+        "deletionTimestamp" in pod["metadata"]
+        and bool(pod["spec"].get("nodeName"))
+        and not any("running" in each.get("state", {}) for each in statuses)
+    )
 
 
 def _delete_leftovers(api: Api, names: Names, namespace: str) -> None:

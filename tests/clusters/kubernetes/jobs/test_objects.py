@@ -327,18 +327,46 @@ def test_the_deletion_is_the_first_request() -> None:
     assert interrupted.left() == []
 
 
-def test_a_terminating_pod_with_a_node_is_force_deleted_once() -> None:
+class ThreeLooks(Observer):
+    """Sees ``pods`` twice, then none. ``looking``: it evaluates a condition, whose CPU time delays the next one."""
+
+    def __init__(self, pods: list[Object]) -> None:
+        self._looks = [pods, pods, []]
+        self._seen: list[Object] = []
+        self.looking = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def objects(self, kind: str, selector: str | None = None) -> list[Object]:
+        return self._seen if kind == "Pod" else []
+
+    def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        self.looking = True
+        while True:
+            self._seen = self._looks.pop(0)
+            if done():
+                self.looking = False
+                return True
+
+
+def test_a_terminating_pod_with_a_node_is_force_deleted_once_and_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted: list[str] = []
 
     class Deletes:
         def delete(self, kind: str, name: str, namespace: str, **options: object) -> None:
+            assert not observer.looking
             deleted.append(name)
 
     ending, unscheduled = pod("ending", containerStatuses=[]), pod("unscheduled", containerStatuses=[])
-    ending["spec"]["nodeName"] = "node0"
-    for each in (ending, unscheduled):
+    running = pod("running")
+    for each in (ending, running):
+        each["spec"]["nodeName"] = "node0"
+    for each in (ending, unscheduled, running):
         each["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    forced: set[str] = set()
-    for _ in range(3):
-        objects._force_delete(cast("Api", Deletes()), "team", [ending, unscheduled, pod("running")], forced)
+    observer = ThreeLooks([ending, unscheduled, running, pod("alive", containerStatuses=[])])
+    monkeypatch.setattr(objects, "Observer", lambda *_: observer)
+    assert objects.wait_gone(cast("Api", Deletes()), "trainer", "team")
     assert deleted == ["ending"]
