@@ -11,7 +11,8 @@
     ├── Forbidden            the user lacks a permission: verb, resource, namespace
     ├── NotFound             the object does not exist
     ├── Conflict             the object exists already, or has changed meanwhile
-    └── Rejected             the object is invalid, over quota or rejected by an admission controller
+    └── Rejected             the object is invalid, over quota or rejected by an admission controller; or the server
+                             is too busy
 """
 
 from __future__ import annotations
@@ -102,7 +103,15 @@ def rejection_error(code: int, data: bytes, *, host: str, source: str, request: 
         case 409 | 410 if reason in ("AlreadyExists", "Conflict", "Expired", "Gone"):
             return Conflict(message)
         case _:
-            return Rejected(f"{message} (HTTP {code} for {request})")
+            return Rejected(f"{message} (HTTP {code} for {request}){_remedy(code, message)}")
+
+
+def _remedy(code: int, message: str) -> str:
+    if code in (429, 503):
+        return ". The API server, or a proxy before it, is overloaded or restarting: try again later"
+    if "because it is being terminated" in message:
+        return ". Choose another namespace, or wait until this one is gone and create it again"
+    return ""
 
 
 def is_status(data: bytes) -> bool:

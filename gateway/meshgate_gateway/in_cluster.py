@@ -122,7 +122,8 @@ class ClusterJob:
 
     def _delete(self) -> None:
         parent = Names(self._spec.name).parent
-        self._api.delete("ConfigMap", parent, self._spec.namespace, propagation="Foreground", uid=self._uid)
+        with self._api.patiently():
+            self._api.delete("ConfigMap", parent, self._spec.namespace, propagation="Foreground", uid=self._uid)
 
 
 class EnginesOfJob:

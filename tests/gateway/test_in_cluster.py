@@ -70,8 +70,10 @@ def test_the_authenticator_accepts_identities_of_the_jobs_namespace(cluster: Fak
 
 def test_delete_removes_the_whole_job_and_is_idempotent(cluster: FakeApi) -> None:
     running = cluster_job(cluster)
+    cluster.impatient = []
     asyncio.run(running.delete())
     assert cluster.left() == []
+    assert cluster.impatient == []
     asyncio.run(running.delete())
 
 

@@ -14,13 +14,15 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
@@ -39,6 +41,8 @@ from meshgate_kubernetes.errors import (
 )
 from meshgate_kubernetes.manifests.spec import Object
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 FIELD_MANAGER = "meshgate"
 _PAGE = 500
 """Objects that one response lists; an API server would otherwise build thousands in its memory at once."""
@@ -46,6 +50,10 @@ _CONNECT_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 _RECONNECTS = 12
 """Attempts with increasing delays, half a minute in total."""
+PATIENCE = 180.0
+"""Seconds for which ``Api.patiently`` repeats a request that a busy API server rejects: longer than a restart of it."""
+_BUSY = (429, 503)  # the API server, or a proxy before it, has not begun to handle the request
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 
 class Watch(Iterator[tuple[str, Object]]):
@@ -198,6 +206,7 @@ class Api:
         """``load`` completes a ``kubernetes.client.Configuration`` and returns the default namespace."""
         self._load = load
         self._lock = threading.Lock()
+        self._patience = threading.local()
         self._has_responded = False
         self.source = source
         self._connect()
@@ -231,6 +240,16 @@ class Api:
     @property
     def host(self) -> str:
         return str(self._configuration.host)
+
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        """Meanwhile, each request of this thread that the API server rejects because it is too busy or restarts is
+        repeated for up to ``PATIENCE`` seconds."""
+        before, self._patience.seconds = getattr(self._patience, "seconds", 0.0), PATIENCE
+        try:
+            yield
+        finally:
+            self._patience.seconds = before
 
     # --- objects ------------------------------------------------------------------------------------------
 
@@ -410,11 +429,11 @@ class Api:
         content_type: str = "application/json",
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
-        response = self._send(method, path, body, content_type, stream)
+        response = self._send_until_accepted(method, path, body, content_type, stream)
         if response.status == 401:  # the kubeconfig may contain newer credentials by now
             response.release_conn()
             self._connect()
-            response = self._send(method, path, body, content_type, stream)
+            response = self._send_until_accepted(method, path, body, content_type, stream)
         if response.status >= 400:
             request = f"{method} {path.partition('?')[0]}"
             # For an API group that is not installed, an API server responds with plain text as well.
@@ -425,6 +444,20 @@ class Api:
                 )
             raise rejection_error(response.status, response.data, host=self.host, source=self.source, request=request)
         return response
+
+    def _send_until_accepted(
+        self, method: str, path: str, body: Object | None, content_type: str, stream: bool
+    ) -> urllib3.BaseHTTPResponse:
+        """The first response that does not reject the request as one too many, or the last within the patience."""
+        deadline, pause = time.monotonic() + getattr(self._patience, "seconds", 0.0), _FIRST_PAUSE
+        while True:
+            response = self._send(method, path, body, content_type, stream)
+            left = deadline - time.monotonic()
+            if response.status not in _BUSY or left <= 0:
+                return response
+            asked = urllib3.Retry().get_retry_after(response)
+            time.sleep(min(pause if asked is None else asked, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _send(
         self, method: str, path: str, body: Object | None, content_type: str, stream: bool
@@ -497,3 +530,14 @@ def _namespace_of(obj: Object) -> str:
 
 def _selectors(selector: str = "", fields: str = "") -> dict[str, str]:
     return {**({"labelSelector": selector} if selector else {}), **({"fieldSelector": fields} if fields else {})}
+
+
+def patient(work: Callable[Concatenate[Api, _P], _R]) -> Callable[Concatenate[Api, _P], _R]:
+    """``work``, which would leave something half done if an API server that is only busy ended it."""
+
+    @wraps(work)
+    def worked(api: Api, /, *arguments: _P.args, **options: _P.kwargs) -> _R:
+        with api.patiently():
+            return work(api, *arguments, **options)
+
+    return worked

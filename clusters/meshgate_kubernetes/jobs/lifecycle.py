@@ -18,7 +18,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshgate_kubernetes.api.client import KINDS, Api
+from meshgate_kubernetes.api.client import KINDS, Api, patient
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests import job_objects as manifests
@@ -188,6 +188,7 @@ def _resolved(api: Api, spec: JobSpec, mesh: MeshSpec, monarch: bool) -> MeshSpe
     return mesh.model_copy(update={"way": "monarchmesh", "selector": selector})
 
 
+@patient
 def start(
     api: Api,
     requested: JobSpec,

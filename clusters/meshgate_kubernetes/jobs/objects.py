@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 
-from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.api.client import Api, patient
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs.wheel import packed_wheel
 from meshgate_kubernetes.manifests import job_objects as manifests
@@ -145,6 +145,7 @@ def read_parent(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
     return manifests.current_spec(parent), parent
 
 
+@patient
 def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:
     """Deletes the job and returns when nothing of it is left. Does nothing if it does not exist.
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.api.client import Api, patient
 from meshgate_kubernetes.errors import Conflict, KubernetesError, Rejected
 from meshgate_kubernetes.jobs.lifecycle import Permission, RunningJob, read_current, require_each
 from meshgate_kubernetes.manifests.job_objects import CHANGE_ANNOTATION, sizes_data, with_sizes
@@ -42,6 +42,7 @@ class AskGateway(Protocol):
         """The JSON of the answer to ``GET path``, or to ``POST path`` if there is a ``body``."""
 
 
+@patient
 def scale(
     api: Api,
     job: RunningJob,

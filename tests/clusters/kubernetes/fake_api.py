@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
@@ -25,7 +26,7 @@ class IgnoreProgress:
 class FakeApi:
     """``pods_come_up``: whether new pods are ready. ``users``: the users by token. ``permissions``: the granted (user,
     verb, resource). ``down``: the error of every review. ``made``: the created kinds, in order. ``reads`` and
-    ``reviews`` count requests."""
+    ``reviews`` count requests. ``impatient``: changes that would fail if the API server were busy."""
 
     namespace = "gateways"
     host = "https://cluster"
@@ -38,6 +39,8 @@ class FakeApi:
         self.reviews = 0
         self.reads = 0
         self.made: list[str] = []
+        self.impatient: list[str] = []
+        self._patience = threading.local()
         self._objects: dict[Key, Object] = {}
         self._changes: list[tuple[str, Object]] = []
         self._changed = threading.Condition(threading.RLock())
@@ -45,6 +48,7 @@ class FakeApi:
     # --- objects
 
     def create(self, obj: Object) -> Object:
+        self._note_patience(f"create {obj['kind']}")
         with self._changed:
             key = _key(obj)
             if key in self._objects:
@@ -81,6 +85,7 @@ class FakeApi:
             self._put({**made, "metadata": {**made["metadata"], **head, "ownerReferences": references}})
 
     def merge_patch(self, kind: str, name: str, namespace: str, patch: Object) -> Object:
+        self._note_patience(f"patch {kind}")
         with self._changed:
             obj = self.get(kind, name, namespace)
             if (expected := patch.get("metadata", {}).get("resourceVersion")) not in (None, _version(obj)):
@@ -135,6 +140,7 @@ class FakeApi:
             return found, str(len(self._changes))
 
     def delete(self, kind: str, name: str, namespace: str, *, uid: str | None = None, **how: Any) -> None:
+        self._note_patience(f"delete {kind}")
         with self._changed:
             obj = self.get(kind, name, namespace)
             if uid not in (None, obj["metadata"]["uid"]):
@@ -156,6 +162,18 @@ class FakeApi:
         for each in list(self._objects.values()):
             if obj["metadata"]["uid"] in _owners(each) and _key(each) in self._objects:
                 self._drop(each)
+
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        before, self._patience.lasts = getattr(self._patience, "lasts", False), True
+        try:
+            yield
+        finally:
+            self._patience.lasts = before
+
+    def _note_patience(self, change: str) -> None:
+        if not getattr(self._patience, "lasts", False):
+            self.impatient.append(change)
 
     def serves(self, kind: str) -> bool:
         return kind != "MonarchMesh"

@@ -98,3 +98,26 @@ def test_other_errors_keep_the_message_of_the_server(code: int, reason: str, kin
 def test_a_response_that_is_not_a_status_object_is_quoted() -> None:
     error = rejection_error(502, b"Bad Gateway\n", host="h", source="s", request="GET /version")
     assert str(error) == "Bad Gateway (HTTP 502 for GET /version)"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "remedy"),
+    [
+        (
+            429,
+            "too many requests",
+            ". The API server, or a proxy before it, is overloaded or restarting: try again later",
+        ),
+        (503, "unavailable", ". The API server, or a proxy before it, is overloaded or restarting: try again later"),
+        (
+            403,
+            "unable to create new content in namespace team because it is being terminated",
+            ". Choose another namespace, or wait until this one is gone and create it again",
+        ),
+        (422, "the name is too long", ""),
+    ],
+)
+def test_a_rejection_has_its_remedy(code: int, message: str, remedy: str) -> None:
+    error = translate(code, message)
+    assert isinstance(error, Rejected)
+    assert str(error) == f"{message} (HTTP {code} for POST /api/v1/pods){remedy}"

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ from meshgate_kubernetes.errors import (
     NoCluster,
     NotFound,
     NotKubernetes,
+    Rejected,
     Unauthenticated,
     Unreachable,
     UntrustedCertificate,
@@ -40,7 +42,8 @@ POD_TLS = {"metadata": {"name": "a"}}
 
 
 class Server(ThreadingHTTPServer):
-    """Records requests and answers them in order from ``responses``: (status, JSON object or lines)."""
+    """Records requests and answers them in order from ``responses``: (status, JSON object or lines). ``retry_after``:
+    what the first of them say of the next attempt."""
 
     daemon_threads = True
 
@@ -49,6 +52,7 @@ class Server(ThreadingHTTPServer):
         self.responses: list[tuple[int, Any]] = []
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.tokens: list[str] = []
+        self.retry_after: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -66,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
             response = json.dumps(response).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(response)))
+        if self.server.retry_after and (seconds := self.server.retry_after.pop(0)):
+            self.send_header("Retry-After", seconds)
         self.end_headers()
         self.wfile.write(response)
 
@@ -151,6 +157,56 @@ def test_credentials_are_reloaded_once_after_a_401(server: Server, api: Api) -> 
     assert server.tokens == ["Bearer first", "Bearer second"]
     with pytest.raises(Unauthenticated, match="does not accept the credentials of the test's configuration"):
         api.get("Pod", "a", "team")
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(client, "time", clock)
+    return clock
+
+
+BUSY = failure("TooManyRequests", "please try again later")
+
+
+def test_patient_requests_wait_for_a_busy_server(server: Server, api: Api, clock: Clock) -> None:
+    server.responses = [(429, BUSY), (503, b"restarting"), (429, BUSY), (201, POD), (429, BUSY)]
+    server.retry_after = ["", "", "7", ""]
+    with api.patiently():
+        with api.patiently():
+            pass
+        assert api.create(POD) == POD
+    assert clock.pauses == [0.2, 0.4, 7]
+    assert [request[::3] for request in server.requests] == [("POST", POD)] * 4
+    with pytest.raises(Rejected, match=r"please try again later \(HTTP 429 for GET .*overloaded"):
+        api.get("Pod", "a", "team")
+
+
+def test_the_patience_is_that_of_one_thread_and_ends(server: Server, api: Api, clock: Clock) -> None:
+    server.responses = [(429, BUSY)] * 1000
+    with api.patiently():
+        with ThreadPoolExecutor(1) as threads, pytest.raises(Rejected):
+            threads.submit(api.get, "Pod", "a", "team").result()
+        assert (len(server.requests), clock.pauses) == (1, [])
+        with pytest.raises(Rejected, match="HTTP 429"):
+            api.get("Pod", "a", "team")
+    assert clock.now == client.PATIENCE
+    assert max(clock.pauses) == 5
 
 
 def test_a_watch_yields_changes_until_the_server_ends_it(server: Server, api: Api) -> None:

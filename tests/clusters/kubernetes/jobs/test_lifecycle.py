@@ -60,6 +60,14 @@ def test_a_started_job_is_found_with_its_token() -> None:
     assert lifecycle.find(cast("Api", api), "trainer", "team") == started
 
 
+def test_a_busy_api_server_neither_ends_a_start_nor_leaves_objects_of_a_failed_one() -> None:
+    api = FakeApi()
+    lifecycle.end(cast("Api", api), start(api))
+    with pytest.raises(KeyboardInterrupt):
+        start(api, listener=InterruptedAfter(2))
+    assert api.impatient == []
+
+
 def test_the_caller_can_use_the_time_in_which_pods_start() -> None:
     api = FakeApi()
     api.pods_come_up = False

@@ -90,6 +90,7 @@ def test_a_mesh_grows_and_its_number_of_hosts_is_known_everywhere_once_they_are_
     assert objects.read_spec(api, "trainer", "team")[0].meshes[0].replicas == 4
     assert lifecycle.list_jobs(api)[0].meshes == {"workers": 4}
     assert scaled.allowed == [4]
+    assert scaled.api.impatient == []  # a busy API server would leave the change half done
 
 
 def test_a_mesh_shrinks_by_its_last_hosts_which_no_longer_count_when_their_pods_end() -> None:
