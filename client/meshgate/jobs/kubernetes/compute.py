@@ -28,7 +28,7 @@ _IMAGE_FIELDS = {"image", "image_pull_policy", "image_pull_secrets"}
 
 
 class Compute:
-    """``replicas`` worker pods, each with these resources.
+    """``replicas`` worker pods (default: 1), each with these resources.
 
     ``gpu`` and ``cpu`` are aliases of ``gpus`` and ``cpus``. ``cpus`` sets a request; ``memory``, ``disk_size`` and
     ``gpus`` set request and limit. ``gpu_type`` is the product label of GPU feature discovery
@@ -36,12 +36,12 @@ class Compute:
     keys become environment variables; ``volumes`` are existing claims (``"claim:/mount/path"``) or volumes as in a pod
     spec, with ``mountPath``. ``queue_name`` is a Kueue queue. ``launch_timeout`` and ``inactivity_ttl`` are seconds or
     text such as ``"30m"``; the job ends after ``inactivity_ttl`` without a session (default: one hour; 0: never).
-    ``selector`` uses existing pods instead, all of them or ``replicas``. ``pod_spec`` is merged over the pod that the
-    other arguments describe. ``install_monarch`` is for images without torchmonarch: each pod installs it with pip
-    before it is ready, and so does the gateway, with meshgate, if no image of its own is named. ``spot`` says whether
-    pods may run on nodes that the provider may take back: ``"allow"``, ``"never"``, or ``"avoid"``, if there are others
-    (default: workers may, a gateway avoids them). Raises TypeError on an unknown argument or a wrong type, ValueError
-    on an invalid value.
+    ``selector`` uses existing pods instead, ``replicas`` of them (default: all). ``pod_spec`` is merged over the pod
+    that the other arguments describe. ``install_monarch`` is for images without torchmonarch: each pod installs it with
+    pip before it is ready, and so does the gateway, with meshgate, if no image of its own is named. ``spot`` says
+    whether pods may run on nodes that the provider may take back: ``"allow"``, ``"never"``, or ``"avoid"``, if there
+    are others (default: workers may, a gateway avoids them). Raises TypeError on an unknown argument or a wrong type,
+    ValueError on an invalid value.
     """
 
     @explains_arguments()
@@ -69,7 +69,7 @@ class Compute:
         inactivity_ttl: str | float | None = DEFAULT_INACTIVITY_TTL,
         launch_timeout: str | float | None = DEFAULT_LAUNCH_TIMEOUT,
         shared_memory_limit: str | None = None,
-        replicas: int = 1,
+        replicas: int | None = None,
         queue_name: str | None = None,
         selector: Mapping[str, str] | str | None = None,
         *,
@@ -86,7 +86,8 @@ class Compute:
                 "their size"
             )
         self.image = _as_image(image)
-        self.replicas = _check_replicas(replicas)
+        # 0: all pods that match the selector
+        self.replicas = int(selector is None) if replicas is None else _check_replicas(replicas)
         self.namespace = namespace
         self.selector = selector_text(selector) if selector is not None else None
         self.inactivity_ttl = seconds("Compute", "inactivity_ttl", inactivity_ttl)

@@ -197,8 +197,7 @@ def mesh_from_compute(name: str, compute: Compute, replicas: int = 0, **options:
     if not isinstance(compute, Compute):
         raise TypeError(f"compute={compute!r}: expected a Compute(…)")
     if compute.selector is not None:
-        count = compute.replicas if compute.replicas > 1 else 0
-        return mesh_from_selector(name, compute.selector, replicas or count, **options)
+        return mesh_from_selector(name, compute.selector, replicas or compute.replicas, **options)
     return _mesh(name, replicas=replicas or compute.replicas, worker=compute.worker, **options)
 
 

@@ -109,7 +109,9 @@ def test_an_invalid_image_spec_is_rejected_by_name(arguments: tuple[Any, ...], m
 
 
 def test_a_compute_with_a_selector_uses_all_pods_or_as_many_as_it_says() -> None:
-    assert KubernetesJob(compute=Compute(selector={"a": "b"}, replicas=4))._request.meshes[0].replicas == 4
+    for count in (1, 4):
+        found = KubernetesJob(compute=Compute(selector={"a": "b"}, replicas=count))
+        assert found._request.meshes[0].replicas == count
     assert KubernetesJob(compute=Compute(selector={"a": "b"}))._request.meshes[0].replicas == 0
 
 
