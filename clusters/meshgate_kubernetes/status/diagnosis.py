@@ -353,6 +353,8 @@ def _container_problem(pod: Object, subject: str, status: Object, events: Sequen
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PULL_REASONS:
         pulls = [event for event in events if event["reason"] == "Failed" and "pull image" in event.get("message", "")]
+        if reason == "ErrImagePull" and (image := status.get("image")):  # as the event, which is later
+            message = f'Failed to pull image "{image}": {message}'
         text = pulls[-1]["message"] if pulls else message
         definite = _DEFINITE_PULL.search(text) is not None
         hint = _image_hint(pod, status["name"]) if definite else ""

@@ -120,6 +120,12 @@ def test_a_failed_pull_has_a_timeout_unless_it_is_definite(message: str, timeout
     assert problem.timeout == timeout
 
 
+def test_pods_that_cannot_pull_an_image_have_the_same_problem_before_and_after_the_event() -> None:
+    stuck = waiting("ErrImagePull", "rpc error: i/o timeout", image="x")
+    later = event(stuck, "Failed", 'Failed to pull image "x": rpc error: i/o timeout')
+    assert the_problem(stuck) == the_problem(stuck, later)
+
+
 @pytest.mark.parametrize("container", ["worker", "gateway"])
 def test_the_image_that_an_installation_pulls_is_that_of_its_container(container: str) -> None:
     stuck = waiting("ErrImagePull", "not found")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Unreachable
+from meshgate_kubernetes.errors import Forbidden, NotFound, Unreachable
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, Names
 from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec
@@ -36,18 +36,28 @@ class Reports:
 
 
 class Cluster:
-    """What an Observer has listed, as a table; and the log of every container."""
+    """What an Observer has listed, as a table; the log of every container; and the names of the ``secrets``, None if
+    the user may not read them."""
 
     listed = True
     trouble = None
 
     def __init__(self, *pods: Object, events: tuple[Object, ...] = (), log: str = "") -> None:
         self.pods, self.events, self.log = list(pods), list(events), log
+        self.secrets: set[str] | None = set()
 
     def objects(self, kind: str, selector: str | None = None) -> list[Object]:
         if kind == "Pod":
             return [GATEWAY] if selector == Names("trainer").gateway_selector() else self.pods
         return {"Event": self.events}.get(kind, [])
+
+    def get(self, kind: str, name: str, namespace: str) -> Object:
+        assert (kind, namespace) == ("Secret", "team")
+        if self.secrets is None:
+            raise Forbidden("get", "secrets", namespace)
+        if name not in self.secrets:
+            raise NotFound(f"secrets {name!r} not found")
+        return {}
 
     def read_log(self, *container: str, lines: int, previous: bool) -> str:
         return self.log
@@ -234,6 +244,21 @@ def test_an_image_that_cannot_be_pulled_is_reported_with_those_of_the_other_pods
     error = str(tracked.failure(tracked.hopeless(), None))
     assert "pod trainer-workers-0: ErrImagePull" in error
     assert "pod trainer-workers-1: ErrImagePull" in error
+
+
+@pytest.mark.parametrize(("secrets", "missing"), [(set(), ["b", "regcred"]), ({"b"}, ["regcred"]), (None, [])])
+def test_pull_secrets_that_do_not_exist_are_named_with_the_images(secrets: set[str] | None, missing: list[str]) -> None:
+    pods = [unpullable(0), unpullable(1)]
+    for each in pods:
+        each["spec"]["imagePullSecrets"] = [{"name": "regcred"}, {"name": "b"}]
+    cluster = Cluster(*pods)
+    cluster.secrets = secrets
+    tracked = tracker(cluster)
+    tracked.update()
+    lines = str(tracked.failure(tracked.hopeless(), None)).splitlines()
+    found = [line for line in lines if line.startswith("  secret ")]
+    assert [line.split(":")[0] for line in found] == [f"  secret {name}" for name in missing]
+    assert all("does not exist in namespace 'team': create it with `kubectl create" in line for line in found)
 
 
 def test_the_images_of_other_pods_are_not_awaited_for_long(clock: Clock) -> None:
