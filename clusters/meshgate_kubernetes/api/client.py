@@ -10,6 +10,7 @@ All methods block and are thread-safe.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import ssl
@@ -41,6 +42,7 @@ from meshgate_kubernetes.errors import (
 )
 from meshgate_kubernetes.manifests.spec import Object
 
+log = logging.getLogger("meshgate.jobs.kubernetes")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 FIELD_MANAGER = "meshgate"
@@ -51,9 +53,9 @@ _READ_TIMEOUT = 60.0
 _RECONNECTS = 12
 """Attempts with increasing delays, half a minute in total."""
 PATIENCE = 180.0
-"""Seconds for which ``Api.patiently`` repeats a request that a busy API server rejects: longer than a restart of it."""
+"""Seconds for which ``Api.patiently`` repeats a request: longer than an API server restarts."""
 _BUSY = (429, 503)  # the API server, or a proxy before it, has not begun to handle the request
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE, _WARN_AFTER = 0.2, 5.0, 5.0
 
 
 class Watch(Iterator[tuple[str, Object]]):
@@ -243,8 +245,8 @@ class Api:
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        """Meanwhile, each request of this thread that the API server rejects because it is too busy or restarts is
-        repeated for up to ``PATIENCE`` seconds."""
+        """Meanwhile, each request of this thread that the API server does not answer, or rejects because it is too busy
+        or restarts, is repeated for up to ``PATIENCE`` seconds, unless it has never answered."""
         before, self._patience.seconds = getattr(self._patience, "seconds", 0.0), PATIENCE
         try:
             yield
@@ -448,14 +450,28 @@ class Api:
     def _send_until_accepted(
         self, method: str, path: str, body: Object | None, content_type: str, stream: bool
     ) -> urllib3.BaseHTTPResponse:
-        """The first response that does not reject the request as one too many, or the last within the patience."""
-        deadline, pause = time.monotonic() + getattr(self._patience, "seconds", 0.0), _FIRST_PAUSE
+        """The first response that does not reject the request as one too many, or the last within the patience.
+
+        A request whose connection breaks is repeated as well, although the server may have executed it: callers that
+        are patient expect the Conflict that follows.
+        """
+        started, pause, warned = time.monotonic(), _FIRST_PAUSE, False
+        deadline = started + getattr(self._patience, "seconds", 0.0)
         while True:
-            response = self._send(method, path, body, content_type, stream)
+            asked: float | None = None
             left = deadline - time.monotonic()
-            if response.status not in _BUSY or left <= 0:
-                return response
-            asked = urllib3.Retry().get_retry_after(response)
+            try:
+                response = self._send(method, path, body, content_type, stream)
+                if response.status not in _BUSY or left <= 0:
+                    return response
+                asked, problem = urllib3.Retry().get_retry_after(response), f"answers HTTP {response.status}"
+            except Unreachable:
+                if not self._has_responded or left <= 0:
+                    raise
+                problem = "does not respond"
+            if not warned and time.monotonic() - started > _WARN_AFTER:
+                warned = True
+                log.warning("the API server at %s %s: waiting for up to %.0f s", self.host, problem, left)
             time.sleep(min(pause if asked is None else asked, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 

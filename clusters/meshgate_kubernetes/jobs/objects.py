@@ -43,12 +43,14 @@ def create_parent(api: Api, spec: JobSpec, owner: str = "", groups: Sequence[str
     attempt = secrets.token_hex(8)
     try:
         return api.create(manifests.parent(spec, owner, attempt, groups))
-    except (Conflict, Forbidden, NotFound):
+    except (Forbidden, NotFound):
         raise
-    except BaseException:  # the API server may have created it nevertheless
+    except BaseException as error:  # the API server may have created it nevertheless
         with contextlib.suppress(KubernetesError):
             existing = api.get("ConfigMap", Names(spec.name).parent, spec.namespace)
             if (existing["metadata"].get("annotations") or {}).get(manifests.ATTEMPT_ANNOTATION) == attempt:
+                if isinstance(error, Conflict):  # with the first of two requests, whose answer was lost
+                    return existing
                 api.delete("ConfigMap", existing["metadata"]["name"], spec.namespace, uid=existing["metadata"]["uid"])
         raise
 

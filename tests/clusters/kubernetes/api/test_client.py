@@ -66,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, parts.path, query, json.loads(body) if body else None))
         self.server.tokens.append(self.headers.get("Authorization", ""))
         status, response = self.server.responses.pop(0)
+        if not status:  # the connection breaks
+            self.close_connection = True
+            return
         if not isinstance(response, bytes):
             response = json.dumps(response).encode()
         self.send_response(status)
@@ -195,6 +198,37 @@ def test_patient_requests_wait_for_a_busy_server(server: Server, api: Api, clock
     assert [request[::3] for request in server.requests] == [("POST", POD)] * 4
     with pytest.raises(Rejected, match=r"please try again later \(HTTP 429 for GET .*overloaded"):
         api.get("Pod", "a", "team")
+
+
+def test_patient_requests_are_repeated_when_the_connection_breaks(
+    server: Server, api: Api, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.responses = [(200, POD), (0, None), (0, None), (200, POD), (0, None)]
+    with api.patiently():
+        api.get("Pod", "a", "team")
+        api.delete("Pod", "a", "team")
+    assert clock.pauses == [0.2, 0.4]
+    assert not caplog.records
+    with pytest.raises(Unreachable):
+        api.get("Pod", "a", "team")
+
+
+def test_a_long_wait_for_the_server_is_reported_once(
+    server: Server, api: Api, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.responses = [*[(429, BUSY)] * 8, (200, POD)]
+    with api.patiently():
+        api.get("Pod", "a", "team")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the API server at {server.url} answers HTTP 429: waiting for up to 174 s"
+    ]
+
+
+def test_a_server_that_has_never_answered_is_not_awaited(server: Server, api: Api, clock: Clock) -> None:
+    server.responses = [(0, None)]
+    with api.patiently(), pytest.raises(Unreachable):
+        api.get("Pod", "a", "team")
+    assert clock.pauses == []
 
 
 def test_the_patience_is_that_of_one_thread_and_ends(server: Server, api: Api, clock: Clock) -> None:

@@ -106,6 +106,22 @@ def test_an_interrupted_first_request_leaves_nothing_even_if_the_server_executed
     assert api.left() == []
 
 
+def test_a_job_whose_first_request_was_repeated_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection broke after the API server had executed the request, and the second one found its object."""
+    api = FakeApi()
+    create = api.create
+
+    def create_twice(obj: Object) -> Object:
+        create(obj)
+        return create(obj) if obj["kind"] == "ConfigMap" else api.get(obj["kind"], obj["metadata"]["name"], "team")
+
+    monkeypatch.setattr(api, "create", create_twice)
+    with pytest.raises(KeyboardInterrupt):
+        start(api, listener=InterruptedAfter(5))
+    assert api.left() == []
+    assert start(api).meshes == {"workers": 2}
+
+
 def test_an_interrupted_first_request_does_not_delete_the_job_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
