@@ -34,6 +34,8 @@ from meshgate.suggestions import OPERATORS, did_you_mean
 
 log = logging.getLogger("meshgate.session.futures")
 
+INTERRUPT_LAG = 0.2  # seconds until an interrupt ends the `await` of a cell
+
 
 class LoopWaker:
     """Settles ``arrival`` on its own loop, from any thread, such as the connection's. Does nothing if either is over
@@ -78,6 +80,13 @@ class _ArrivalQueue:
             arrival = self._arrivals.popleft()
             if not arrival.done():
                 arrival.set_result(None)
+
+
+def _keep_waking(loop: asyncio.AbstractEventLoop, arrival: asyncio.Future[None]) -> None:
+    """Wakes ``loop`` again and again until ``arrival`` is over, for Interrupt Kernel: ipykernel's handler of SIGINT
+    adds a callback to the loop without waking it, because tornado's ``add_callback`` finds itself in its thread."""
+    if not arrival.done():
+        loop.call_later(INTERRUPT_LAG, _keep_waking, loop, arrival)
 
 
 arrival_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ArrivalQueue] = weakref.WeakKeyDictionary()
@@ -214,10 +223,13 @@ class Future(SeenAsMonarchs, Generic[R]):
             wake = LoopWaker(loop, arrival)
             try:
                 if self._add_waker(wake):
+                    if "ipykernel" in sys.modules:
+                        _keep_waking(loop, arrival)
                     yield from arrival
                 settled = self._claim()
             finally:
                 self._remove_waker(wake)
+                arrival.cancel()
         return self._result()
 
     def as_asyncio(self) -> asyncio.Future[R]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import selectors
 import sys
 import threading
 import traceback
@@ -493,6 +494,28 @@ def test_an_observer_that_stops_waiting_is_forgotten(give_up: Callable[[FuturePr
     for _ in range(3):
         give_up(future)
     assert future._wakers == []
+
+
+def test_interrupt_kernel_ends_an_await(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    monkeypatch.setattr(futures, "INTERRUPT_LAG", 0.001)
+
+    class Selector(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            assert timeout is not None, "nothing would end this sleep"
+            if timeout:
+                loop.call_soon(task.cancel)  # as in a signal handler: does not end this sleep
+            return super().select(timeout)
+
+    loop = asyncio.SelectorEventLoop(Selector())
+    task = loop.create_task(_await(FutureProxy()))
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(task)
+        with pytest.raises(AssertionError, match="nothing would end this sleep"):
+            loop.run_until_complete(loop.create_future())  # so the loop is no longer woken
+    finally:
+        loop.close()
 
 
 def test_a_future_can_fail_after_a_fork_at_which_another_thread_held_the_lock() -> None:
