@@ -37,6 +37,18 @@ REFUSALS = frozenset({400, 404, 405, 409, 413, 507})
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LINE_END = re.compile(r"\r\n|\r(?!$)|\n")  # a "\r" at the end of what has arrived may belong to a "\n"
 
+_WANTED = {
+    ("name", "string_pattern_mismatch"): (
+        "the name of a run begins with a letter from A to Z or a digit, and has at most 63 letters, digits, '.', '_' "
+        "and '-'"
+    ),
+    ("command", "string_pattern_mismatch"): "an argument of a program has no null byte",
+    ("environment", "string_pattern_mismatch"): (
+        "the name of a variable has no '=', and neither name nor value has a null byte"
+    ),
+}
+"""What a wrong argument should be, by its field and pydantic's type of the error."""
+
 
 class LineSplitter:
     """Splits the output of a program, which arrives in parts, into lines with their ends."""
@@ -170,7 +182,8 @@ def submit(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "[key]").replace("environment", "env", 1)
-        raise ValueError(f"submit({where}={first['input']!r:.100}): {first['msg']}") from None
+        wanted = _WANTED.get((str(first["loc"][0]), first["type"]), first["msg"])
+        raise ValueError(f"submit({where}={first['input']!r:.100}): {wanted}") from None
     body = submission.model_dump_json(exclude_defaults=True).encode()
     if len(body) > MAX_SUBMISSION:
         raise ValueError(
