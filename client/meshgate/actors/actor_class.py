@@ -96,6 +96,11 @@ class ActorClass:
             raise TypeError(f"{Class.__name__}(): {wrong_arguments(error, signature, kwargs)}") from None
 
 
+def is_endpoint(found: object) -> bool:
+    """Whether ``found``, in an actor class, has the decorator ``@endpoint``."""
+    return isinstance(found, (api.EndpointProperty, standins.EndpointProperty))
+
+
 def endpoints_of(Class: type) -> ActorClass:
     """Reads an actor class. Raises the ``ValueError`` of Monarch's ``spawn`` if it cannot be spawned."""
     if not isinstance(Class, type) or not issubclass(Class, (api.Actor, standins.Actor)):
@@ -105,7 +110,7 @@ def endpoints_of(Class: type) -> ActorClass:
     endpoints = {}
     for name in dir(Class):
         found = inspect.getattr_static(Class, name)
-        if isinstance(found, (api.EndpointProperty, standins.EndpointProperty)):
+        if is_endpoint(found):
             if name in MESH_ATTRIBUTES:
                 raise ValueError(
                     "ActorMesh has an attribute that collides with an endpoint name: "

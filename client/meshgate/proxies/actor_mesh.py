@@ -13,7 +13,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from meshgate.actors import standins
-from meshgate.actors.actor_class import ActorClass, EndpointSpec, endpoints_of
+from meshgate.actors.actor_class import ActorClass, EndpointSpec, endpoints_of, is_endpoint
 from meshgate.caller import warn_caller
 from meshgate.errors import StaleCodeWarning
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -59,7 +59,7 @@ class ActorMeshProxy(MeshProxy):
             endpoint: EndpointProxy[..., Any] = EndpointProxy(self, spec, actor.Class)
             self.__dict__[attr] = endpoint
             return endpoint
-        if any(attr in vars(base) for base in actor.Class.__mro__):
+        if any(attr in vars(base) and not is_endpoint(vars(base)[attr]) for base in actor.Class.__mro__):
             return _NotAnEndpoint(self, attr)
         if attr.startswith("_"):  # libraries ask for such names, and expect a quick answer
             raise AttributeError(attr)

@@ -44,6 +44,14 @@ def test_an_endpoint_of_a_class_that_was_defined_again_needs_a_new_mesh(
         _ = mesh.newest
 
 
+def test_an_endpoint_that_was_added_to_the_class_itself_needs_a_new_mesh(
+    mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh._class, "newer", vars(mesh._class)["add"], raising=False)  # as %autoreload 2 does
+    with pytest.raises(AttributeError, match=r"no endpoint 'newer'\. The class was defined again .*: spawn a mesh"):
+        _ = mesh.newer
+
+
 def test_a_wrong_endpoint_may_be_a_method_of_meshes(mesh: Any) -> None:
     with pytest.raises(AttributeError, match=r"'silce'\. Did you mean 'slice'\? Its endpoints: add, echo") as caught:
         mesh.silce(gpus=0)
