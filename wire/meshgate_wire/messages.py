@@ -575,6 +575,7 @@ class CallProgress(Model):
     age: float = Field(ge=0, allow_inf_nan=False)  # seconds since it was sent to the actors
     waiting: HostNames = Field(default={})
     first: bool = True  # no earlier call to these actors is in flight
+    untried: bool = False  # no call to these actors has ended yet, so their constructors may still run
 
 
 RANKS_NAMED = 4

@@ -165,7 +165,8 @@ def describe_progress(progress: CallProgress, endpoint: str, age: float) -> str:
     text = "the chosen rank" if chosen else waiting_ranks(progress.waiting, missing)
     has = "has" if missing == 1 else "have"
     state = f"{has} run {endpoint} for" if progress.first else f"{has} other calls before {endpoint}, and it has waited"
-    return f"{progress.answered} of {progress.total} ranks answered; {text} {state} {_seconds(age)}"
+    also = ", or the constructor before it" if progress.first and progress.untried else ""
+    return f"{progress.answered} of {progress.total} ranks answered; {text} {state} {_seconds(age)}{also}"
 
 
 def _seconds(seconds: float) -> str:

@@ -161,8 +161,8 @@ def test_pop_where_removes_the_matching_calls() -> None:
     assert calls.get(number) is two
 
 
-def progress(answered: int, waiting: dict[int, str], *, total: int = 4, first: bool = True) -> CallProgress:
-    return CallProgress(call=1, total=total, answered=answered, age=31, waiting=waiting, first=first)
+def progress(answered: int, waiting: dict[int, str], *, total: int = 4, **states: bool) -> CallProgress:
+    return CallProgress(call=1, total=total, answered=answered, age=31, waiting=waiting, **states)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,14 @@ def progress(answered: int, waiting: dict[int, str], *, total: int = 4, first: b
         (progress(0, {0: "w", 1: "w"}, total=1), "0 of 1 ranks answered; the chosen rank has run step for 31 s"),
         (
             progress(3, {1: "w"}, first=False),
+            "3 of 4 ranks answered; rank 1 on w has other calls before step, and it has waited 31 s",
+        ),
+        (
+            progress(3, {1: "w"}, untried=True),
+            "3 of 4 ranks answered; rank 1 on w has run step for 31 s, or the constructor before it",
+        ),
+        (
+            progress(3, {1: "w"}, untried=True, first=False),
             "3 of 4 ranks answered; rank 1 on w has other calls before step, and it has waited 31 s",
         ),
     ],

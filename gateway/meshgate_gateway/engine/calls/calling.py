@@ -459,7 +459,7 @@ class Calling:
         for pending, mesh, _ in islice(self._pending.values(), MAX_REPORTED):
             if now - pending.started < REPORT_INTERVAL:
                 break  # the others are younger
-            progress = pending.progress(now, first=id(mesh) not in targets)
+            progress = pending.progress(now, first=id(mesh) not in targets, untried=mesh.untried)
             targets.add(id(mesh))
             if progress is not None and pending.state is not CallState.CANCELLED:
                 changed.append(progress)

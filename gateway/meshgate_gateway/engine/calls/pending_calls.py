@@ -136,7 +136,7 @@ class PendingCall:
     on_success: Callable[[], None] | None = None  # called when every rank has replied without an exception
     on_end: Callable[[Response | None], None] | None = None  # called with the answer, when the call has ended
     started: float = field(default_factory=time.monotonic)
-    reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
+    reported: tuple[int, bool, bool] | None = None  # what the client was last sent of its progress
     times: list[float] = field(default_factory=list)  # of several ranks: when each of ``replies`` arrived
     last_at: float = 0.0  # when the last reply arrived, if it has waited for what the ranks have printed
     cancelled: bool = False
@@ -284,9 +284,10 @@ class PendingCall:
         waiting = (at for at in range(len(self.ranks)) if at not in self.replies)
         return self._hosts(list(islice(waiting, MAX_RANKS_NAMED)))
 
-    def progress(self, now: float, *, first: bool) -> CallProgress | None:
-        """How far it is, if the client has not been sent that yet. ``first``: no earlier call to the actors is open."""
-        state = (len(self.replies), first)
+    def progress(self, now: float, *, first: bool, untried: bool) -> CallProgress | None:
+        """How far it is, if the client has not been sent that yet. ``first``: no earlier call to the actors is open.
+        ``untried``: no call to them has ended."""
+        state = (len(self.replies), first, untried)
         if state == self.reported:
             return None
         self.reported = state
@@ -297,6 +298,7 @@ class PendingCall:
             age=now - self.started,
             waiting=self.waiting(),
             first=first,
+            untried=untried,
         )
 
     def ranks_died(self, dead: Mapping[int, str]) -> Response | None:

@@ -355,6 +355,11 @@ class ActorMesh:
     whole: ActorSlice | None = None  # the slice of all, which most calls go to
     totals: dict[str, CallTotals] = field(default_factory=dict)  # by endpoint
 
+    @property
+    def untried(self) -> bool:
+        """Whether no call has ended yet, so that constructors may still run: Monarch reports the mesh up before."""
+        return not any(totals.ended for totals in self.totals.values())
+
     def host_of(self, rank: int) -> str:
         """The name of the host of a base rank, or an empty string if it is unknown."""
         return self.procs.host_of(rank) if self.procs is not None else ""

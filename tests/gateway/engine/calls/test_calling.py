@@ -499,6 +499,29 @@ async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_change
 
 
 @async_test
+async def test_the_progress_of_calls_to_actors_says_whether_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calling, "REPORT_INTERVAL", 0.01)
+    called = Called()
+    called.call(1)
+    called.call(2)
+
+    def reports() -> list[tuple[int, bool]]:
+        found = [progress for header in called.sent.of(Progress) for progress in header.calls]
+        return [(each.call, each.untried) for each in found]
+
+    await until(lambda: reports() == [(1, True), (2, True)])
+    for rank in range(2):
+        called.monarch.ports[1].put(b"value", rank)
+    await until(lambda: reports()[2:] == [(1, False)])
+    for rank in range(2):
+        called.monarch.ports[0].put(b"value", rank)
+    await until(lambda: called.idle)
+    await until(lambda: called.calling._report_timer is None)
+
+
+@async_test
 async def test_the_room_of_a_large_reply_is_free_once_it_has_arrived_or_its_call_has_ended() -> None:
     called = Called()
     procs = proc_mesh()
