@@ -116,7 +116,8 @@ class GatewayReport(_Model):
 class JobReport(_Model):
     """The job as its gateway sees it, or Slurm while there is none. ``why`` says why it waits or has ended; ``failed``
     why its workers cannot be used. ``registered`` counts workers that have connected, ``ready`` those that still are.
-    ``gateway`` is the address of a gateway on a node, once it has one."""
+    ``gateway`` is the address of a gateway on a node, once it has one. ``time_limit`` is in seconds. What Slurm has
+    allocated is a ``SlurmAllocation`` of the gateway's status as well."""
 
     job_id: int
     state: str
@@ -130,6 +131,11 @@ class JobReport(_Model):
     nodes: int = 0
     failed: str | None = None
     gateway: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_limit: float | None = None
+    seconds_left: float | None = None
 
     @classmethod
     def of(cls, status: JobStatus, nodes: int, *, failed: str | None = None) -> JobReport:
@@ -145,6 +151,11 @@ class JobReport(_Model):
             pending=status.pending,
             nodes=nodes,
             failed=failed,
+            partition=status.partition,
+            account=status.account,
+            qos=status.qos,
+            time_limit=None if status.time_limit is None else 60.0 * status.time_limit,
+            seconds_left=status.seconds_left(),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,6 +107,9 @@ class JobStatus(BaseModel):
     end_time: float | None = None  # when its time limit, or the grace time of a preemption, ends it
     preempted_at: float | None = None  # when Slurm decided to give its nodes to another job
     time_limit: int | None = None  # minutes
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
     nodes: tuple[str, ...] = ()
     exit_code: int = 0
     signal: int = 0
@@ -118,6 +122,10 @@ class JobStatus(BaseModel):
     @property
     def ended(self) -> bool:
         return self.state not in ALIVE
+
+    def seconds_left(self) -> float | None:
+        """Until Slurm ends it; None if no end is known."""
+        return max(self.end_time - time.time(), 0.0) if self.state == "RUNNING" and self.end_time is not None else None
 
     def why_pending(self) -> str:
         """``Resources: waits for nodes to become free``."""
@@ -183,6 +191,7 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         end_time=_number(job.get("end_time")),
         preempted_at=_number(job.get("preempt_time")),
         time_limit=int(_number(job.get("time_limit")) or 0) or None,
+        **{name: str(job.get(name) or "") for name in ("partition", "account", "qos")},
         nodes=_nodes(job),
         exit_code=int(_number(exit_code.get("return_code")) or 0),
         signal=_signal(exit_code.get("signal")),

@@ -24,7 +24,7 @@ if __name__ == "__main__":
     name, python, directory, exclude, gateway_on = sys.argv[1:]
     job = SlurmJob(
         {"trainers": 1}, login="login", job_name=name, python_exe=python, log_dir=directory, exclusive=False,
-        time_limit="10", slurm_args=[exclude], gateway_on=gateway_on, detached="train",
+        time_limit="10", slurm_args=[exclude], gateway_on=gateway_on, detached="train", account="physics",
         sync_dirs=[os.path.dirname(os.path.abspath(__file__))],
     )
     trainers = job.state(None).trainers.spawn_procs().spawn("trainers", Trainer)
@@ -60,8 +60,13 @@ def test_a_job_of_another_laptop_is_listed_used_and_ended(name: str, tmp_path: P
     (row,) = [row for row in rows if row["name"] == name]  # other tests have jobs, too
     assert (row["id"], row["kind"], row["state"]) == (f"login:{number}", "SlurmJob", "RUNNING")
     assert row["meshes"] == {"trainers": 1}
+    assert (row["partition"], row["account"], row["time_limit"]) == ("cpu", "physics", 600)
+    assert 0 < row["seconds_left"] <= 600
     status = json.loads(output(second, COMMAND, "status", row["id"], "--json"))
     assert [host["name"] for session in status["sessions"] for host in session["hosts"]] == [node]
+    allocated = {"job_id": int(number), "state": "RUNNING", "partition": "cpu", "account": "physics"}
+    assert {name: status["slurm"][name] for name in allocated} == allocated
+    assert 0 < status["slurm"]["seconds_left"] <= status["slurm"]["time_limit"] == 600
     assert output(second, ATTACH, number).strip() == node
     assert f"job {number})" in output(second, COMMAND, "kill", row["id"])
     wait_for(lambda: not queue(name), "the job to end")

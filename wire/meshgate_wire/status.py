@@ -181,6 +181,18 @@ class SessionStatus(EngineStatus):
     problem: str = Field(default="", description="why the engine did not say more, such as that it did not answer")
 
 
+class SlurmAllocation(_Model):
+    """What Slurm has given the job, or is to give it while it waits. Empty texts: Slurm has none."""
+
+    job_id: int
+    state: str = Field(description="in Slurm's word")
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_limit: float | None = Field(default=None, description="seconds; null: none, or unknown")
+    seconds_left: float | None = Field(default=None, description="until Slurm ends it; null: no end is known")
+
+
 class JobStatus(_Model):
     """A job as its gateway sees it."""
 
@@ -190,6 +202,7 @@ class JobStatus(_Model):
     hosts: tuple[HostStatus, ...] = Field(default=(), description="the hosts that the gateway knows of")
     runs: tuple[RunStatus, ...] = Field(default=(), description="submitted programs, without their commands")
     sessions: tuple[SessionStatus, ...] = ()
+    slurm: SlurmAllocation | None = Field(default=None, description="of a Slurm job")
 
 
 class PrintedLine(_Model):

@@ -219,6 +219,7 @@ def slurm_jobs(login: str) -> Jobs:
                 kind="SlurmJob",
                 name=each.spec.job_name,
                 state=f"{each.report.state} ({each.report.why})" if each.report.why else each.report.state,
+                **each.report.model_dump(include={"partition", "account", "qos", "time_limit", "seconds_left"}),
                 meshes=each.job.meshes,
                 age=round(each.age, 1),
             )
@@ -231,9 +232,10 @@ def _slurm_table(jobs: Jobs, login: str) -> object:
     """What a terminal shows."""
     if not jobs.jobs:
         return f"no Slurm jobs at {login}"
-    found = new_table("ID", "NAME", "STATE", "MESHES", "AGE")
+    found = new_table("ID", "NAME", "STATE", "MESHES", "PARTITION", "AGE", "LEFT")
     for job in jobs.jobs:
-        found.add_row(job.id, job.name, job.state, meshes_text(job.meshes), age_text(job.age))
+        left = "" if job.seconds_left is None else age_text(job.seconds_left)
+        found.add_row(job.id, job.name, job.state, meshes_text(job.meshes), job.partition, age_text(job.age), left)
     return found
 
 

@@ -37,6 +37,11 @@ class JobRow(Result):
     namespace: str = Field(default="", description="in a cluster")
     name: str = Field(default="", description="of a Slurm job")
     state: str = Field(default="", description="of a Slurm job, with the reason if it waits in the queue")
+    partition: str = Field(default="", description="of a Slurm job")
+    account: str = Field(default="", description="of a Slurm job; empty: Slurm has none")
+    qos: str = Field(default="", description="of a Slurm job; empty: Slurm has none")
+    time_limit: float | None = Field(default=None, description="of a Slurm job, in seconds")
+    seconds_left: float | None = Field(default=None, description="until Slurm ends the job; null: no end is known")
     meshes: dict[str, int] | None = Field(description="number of hosts by mesh; null: another version of meshgate's")
     age: float = Field(description="seconds since it was started")
     owner: str = ""

@@ -19,7 +19,15 @@ from meshgate.jobs.sessions import SessionInfo
 from meshgate.jobs.trait import JobTrait
 from meshgate.ranks import OWN_MESHES
 from meshgate_wire.messages import waiting_ranks
-from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
+from meshgate_wire.status import (
+    CallStatus,
+    HostStatus,
+    JobStatus,
+    MeshStatus,
+    RunStatus,
+    SessionStatus,
+    SlurmAllocation,
+)
 
 MAX_LOST = 8  # rows
 UNNAMED = "an endpoint's mesh"
@@ -56,12 +64,26 @@ def show_status(status: JobStatus, console: Console, reached: str = "") -> None:
     gateway = ", ".join(filter(None, [reached, f"meshgate {status.gateway_version}, Python {status.python}"]))
     console.print(f"meshes    {meshes_text(status.meshes) or '(none)'}")
     console.print(f"gateway   {gateway}", markup=False)
+    if status.slurm is not None:
+        console.print(f"slurm     {_allocation(status.slurm)}", markup=False)
     console.print(f"sessions  {len(status.sessions)}")
     _show_runs(status.runs, console)
     if not status.sessions:
         _show_hosts(status.hosts, console)
     for session in status.sessions:
         _show_session(session, console)
+
+
+def _allocation(slurm: SlurmAllocation) -> str:
+    """``job 4711 RUNNING, partition gpu, account physics, qos normal, 12m of 1h left``."""
+    named = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+    parts = [f"job {slurm.job_id} {slurm.state}", *(f"{name} {value}" for name, value in named.items() if value)]
+    limit = "" if slurm.time_limit is None else age_text(slurm.time_limit)
+    if slurm.seconds_left is not None:
+        parts.append(f"{age_text(slurm.seconds_left)}{limit and f' of {limit}'} left")
+    elif limit:
+        parts.append(f"time limit {limit}")
+    return ", ".join(parts)
 
 
 def _show_runs(runs: Sequence[RunStatus], console: Console) -> None:

@@ -38,7 +38,7 @@ from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import END_TIMEOUT, ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
 from meshgate_wire.handshake import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
-from meshgate_wire.status import RunStatus
+from meshgate_wire.status import RunStatus, SlurmAllocation
 
 if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics
@@ -69,10 +69,11 @@ class RunService(Protocol):
 @dataclass(slots=True)
 class Routes:
     """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
-    reports. ``restart_reason``: why an earlier gateway of the job was replaced by this one, or "". ``read_sizes`` reads
-    from the cluster how many hosts each mesh has, and raises HostsUnavailable. ``draining``: why the gateway accepts no
-    more sessions; None while it does. ``name`` is the gateway's in proofs. ``job``: what identifies the job in the
-    audit log, if its gateway serves one of several in a cluster."""
+    reports. ``allocation``: what Slurm has given the job. ``restart_reason``: why an earlier gateway of the job was
+    replaced by this one, or "". ``read_sizes`` reads from the cluster how many hosts each mesh has, and raises
+    HostsUnavailable. ``draining``: why the gateway accepts no more sessions; None while it does. ``name`` is the
+    gateway's in proofs. ``job``: what identifies the job in the audit log, if its gateway serves one of several in a
+    cluster."""
 
     authenticator: Authenticator
     sessions: SessionManager
@@ -81,6 +82,7 @@ class Routes:
     jobs: JobService | None = None
     runs: RunService | None = None
     job_facts: Callable[[], dict[str, Any]] = dict
+    allocation: Callable[[], SlurmAllocation | None] = lambda: None
     restart_reason: Callable[[], Awaitable[str]] | None = None
     read_sizes: Callable[[], Awaitable[None]] | None = None
     draining: str | None = None
@@ -187,7 +189,8 @@ class Routes:
         elif path == "/v1/status":
             runs = () if self.runs is None else await self.runs.statuses()
             shown = tuple(run.model_copy(update={"command": ()}) for run in runs)
-            body = (await inspection.status()).model_copy(update={"runs": shown}).model_dump(mode="json")
+            facts = {"runs": shown, "slurm": self.allocation()}
+            body = (await inspection.status()).model_copy(update=facts).model_dump(mode="json")
         else:
             body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
         return Response(HTTPStatus.OK, body)

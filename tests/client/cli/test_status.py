@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,7 +24,16 @@ from meshgate.cli.status import (
     waiting_text,
 )
 from meshgate.jobs.sessions import SessionInfo
-from meshgate_wire.status import CallStatus, EndedRanks, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
+from meshgate_wire.status import (
+    CallStatus,
+    EndedRanks,
+    HostStatus,
+    JobStatus,
+    MeshStatus,
+    RunStatus,
+    SessionStatus,
+    SlurmAllocation,
+)
 
 CALL = CallStatus(
     mesh="trainers", endpoint="step", age=31, total=8, answered=2, waiting=dict.fromkeys(range(1, 7), "workers-0")
@@ -78,6 +88,23 @@ def test_runs_that_are_active_and_ended_unseen_are_named() -> None:
     assert [line.split()[:4] for line in lines if "broken" in line] == [["broken", "*", "failed", "3"]]
     assert not any("seen" in line.split() for line in lines)
     assert "runs" not in shown(STATUS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (
+            {"state": "RUNNING", "partition": "gpu", "account": "physics", "qos": "high", "seconds_left": 720.0},
+            "slurm     job 7 RUNNING, partition gpu, account physics, qos high, 12m of 1h left",
+        ),
+        ({"state": "PENDING", "partition": "gpu"}, "slurm     job 7 PENDING, partition gpu, time limit 1h"),
+        ({"state": "RUNNING", "time_limit": None}, "slurm     job 7 RUNNING"),
+    ],
+)
+def test_what_slurm_has_allocated_is_shown(facts: dict[str, Any], line: str) -> None:
+    slurm = SlurmAllocation.model_validate({"job_id": 7, "time_limit": 3600.0, **facts})
+    assert line in shown(STATUS.model_copy(update={"slurm": slurm})).splitlines()
+    assert "slurm" not in shown(STATUS)
 
 
 def shown(status: JobStatus | Description) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from meshgate_slurm.messages import (
     Ended,
     EndJob,
     JobEnded,
+    JobReport,
     Rejected,
     RunningSlurmJob,
     StartJob,
@@ -22,6 +24,7 @@ from meshgate_slurm.messages import (
     surrounding_job,
 )
 from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import JobStatus
 
 JOB = RunningSlurmJob(
     apply_id="0123abcd", job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1", token="secret",
@@ -55,6 +58,17 @@ def test_requests_and_replies_keep_their_kind() -> None:
 def test_an_id_is_safe_as_the_name_of_a_file(apply_id: str) -> None:
     with pytest.raises(ValidationError):
         EndJob(apply_id=apply_id)
+
+
+def test_a_report_has_what_slurm_has_allocated() -> None:
+    names = {"partition": "gpu", "account": "physics", "qos": "high"}
+    facts = {"job_id": 7, "time_limit": 60, "end_time": time.time() + 720, **names}
+    report = JobReport.of(JobStatus.model_validate({"state": "RUNNING", **facts}), 2)
+    assert report.model_dump(include=set(names)) == names
+    assert report.time_limit == 3600
+    assert 700 < (report.seconds_left or 0) <= 720
+    for state in ("PENDING", "TIMEOUT"):
+        assert JobReport.of(JobStatus.model_validate({"state": state, **facts}), 2).seconds_left is None
 
 
 def test_the_token_of_a_job_is_not_in_its_repr() -> None:

@@ -28,7 +28,10 @@ def test_a_running_job(new: bool) -> None:
         time_limit=wrap(60),
         end_time=wrap(2000000000),
         preempt_time=wrap(0),
+        partition="gpu",
+        account="physics",
     )
+    assert (found.partition, found.account, found.qos) == ("gpu", "physics", "")
     assert (found.state, found.nodes, found.time_limit, found.end_time) == ("RUNNING", ("n1", "n2"), 60, 2e9)
     assert found.preempted_at is None
     assert status(preempt_time=wrap(2000000000)).preempted_at == 2e9
