@@ -6,6 +6,7 @@ reach them, since sbatch and srun would take options from it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -17,10 +18,22 @@ from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
 
 TIMEOUT = 30.0
+MAX_LISTED = 16  # values that a refusal names
 KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
 _SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
 _UNKNOWN_JOB = "Invalid job id"
+# What to change when sbatch refuses a job with such words, and sinfo's format for the values that are allowed.
+_LISTED = (
+    ("invalid partition|time limit", "Set partition= and time_limit=. The partitions and their limits", "%R %l"),
+    ("invalid feature", "The features of the nodes", "%f"),
+    (
+        "node configuration|more processors",
+        "No node has what the job asks for. Their partitions, CPUs, MB of memory and GPUs",
+        "%R %c %m %G",
+    ),
+    ("node count", "Set fewer nodes in meshes=. The partitions and their nodes", "%R %D"),
+)
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*([\w.-]*\w)\s*$", re.MULTILINE)
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
@@ -63,11 +76,27 @@ def submit(script: str, *, directory: str) -> int:
         raise Refused(f"cannot submit the job: {os.uname().nodename} has no directory {directory}")
     result = _run(["sbatch", "--parsable"], script, directory)
     if result.returncode != 0:
-        raise Refused(f"Slurm refused the job: {_words(result)}")
+        raise Refused(f"Slurm refused the job: {_words(result)}{_remedy(result.stderr)}")
     number = result.stdout.strip().rpartition("\n")[2].partition(";")[0]
     if not number.isdecimal():
         raise Unreachable(f"sbatch reported no job number but {result.stdout.strip()[:200]!r}")
     return int(number)
+
+
+def _remedy(words: str) -> str:
+    """What to do about a job that sbatch has refused with these words; "" if they say it."""
+    if re.search("invalid (account|qos)|accounting/QOS", words, re.IGNORECASE):
+        return (
+            "\nSet account= and qos=. `sacctmgr show assoc where user=$USER format=account,partition,qos` lists yours, "
+            "and `sacctmgr show qos` the limits"
+        )
+    for pattern, change, form in _LISTED:
+        if re.search(pattern, words, re.IGNORECASE):
+            with contextlib.suppress(SlurmError):
+                lines = _output(_run(["sinfo", "--noheader", f"--format={form}"])).splitlines()
+                listed = list(dict.fromkeys(" ".join(line.split()) for line in lines))
+                return f"\n{change}: {', '.join([*listed[:MAX_LISTED], *(['…'] if listed[MAX_LISTED:] else [])])}"
+    return ""
 
 
 def start_step(command: Sequence[str], variables: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:

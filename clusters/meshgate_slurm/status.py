@@ -22,17 +22,22 @@ QUEUE_REASONS: Mapping[str, str] = {
     "Resources": "waits for nodes to become free",
     "Priority": "other jobs come first",
     "Dependency": "waits for another job",
+    "DependencyNeverSatisfied": "the job that it waits for did not end as --dependency= says; cancel it",
     "BeginTime": "its begin time has not come",
     "JobHeldUser": "it is held; `scontrol release` starts it",
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is inactive",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
-    "PartitionTimeLimit": "its time limit is over the partition's",
-    "ReqNodeNotAvail": "a node that it needs is not available",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows; cancel it, and ask for fewer",
+    "PartitionTimeLimit": "its time limit is over the partition's; cancel it, and lower time_limit=",
+    "InvalidAccount": "its account is not valid any more; cancel it, and set another account=",
+    "InvalidQOS": "its QOS is not valid any more; cancel it, and set another qos=",
+    "BadConstraints": "no node has what it asks for; cancel it, and ask for less",
+    "ReqNodeNotAvail": "a node that it needs is not available; `sinfo -R` says why",
     "Reservation": "waits for its reservation",
     "Licenses": "waits for a license",
 }
+_LIMITED = re.compile(r"(QOS|Assoc)(Max|Grp|Min|\w*Limit)")
 ENDS: Mapping[str, str] = {
     "BOOT_FAIL": "its nodes did not boot",
     "CANCELLED": "a user or an administrator cancelled it",
@@ -130,7 +135,9 @@ class JobStatus(BaseModel):
     def why_pending(self) -> str:
         """``Resources: waits for nodes to become free``."""
         reason = self.reason if self.reason not in ("", "None") else "not considered yet"
-        meaning = QUEUE_REASONS.get(reason)
+        meaning = QUEUE_REASONS.get(reason.partition(",")[0])
+        if meaning is None and (found := _LIMITED.match(reason)):
+            meaning = f"a limit of its {'QOS' if found[1] == 'QOS' else 'account'} is reached"
         return f"{reason}: {meaning}" if meaning else reason
 
     def describe_end(self) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,19 @@ from tests.waiting import wait_for
 LATER = ["--begin=now+1hour"]
 
 
-def test_what_slurm_refuses_is_reported_in_its_words(name: str, tmp_path: Path) -> None:
-    with pytest.raises(JobStartFailed, match=r"Slurm refused the job: .*[Ii]nvalid partition") as failed:
-        small_job({"workers": 1}, name, tmp_path, partition="nonexistent").apply()
-    assert "sbatch: error" in str(failed.value)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partition": "nonexistent"}, r"sbatch: error: .*[Ii]nvalid partition"),
+        ({"partition": "short", "gateway_on": "node"}, "sbatch: error: .*Requested time limit is invalid"),
+    ],
+)
+def test_what_slurm_refuses_is_reported_in_its_words(
+    name: str, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(JobStartFailed, match=f"Slurm refused the job: {words}") as failed:
+        small_job({"workers": 1}, name, tmp_path, **options).apply()
+    assert "The partitions and their limits: cpu infinite, gpu infinite, short 2:00, spot infinite" in str(failed.value)
 
 
 def test_slurm_has_the_account_and_the_qos_of_the_job_on_a_cluster_without_slurmdbd(name: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from meshgate_slurm import commands
-from meshgate_slurm.commands import NoSlurm, SlurmError, Unreachable, share_of_node
+from meshgate_slurm.commands import NoSlurm, Refused, SlurmError, Unreachable, share_of_node
 
 
 def test_the_share_is_that_of_the_smallest_node_with_enough_gpus() -> None:
@@ -52,6 +52,59 @@ def test_a_cluster_without_a_usable_name_is_an_error_of_slurm(tmp_path: Path, mo
         monkeypatch.setenv("NAME", name)
         with pytest.raises(Unreachable, match="no usable ClusterName"):
             commands.cluster_name()
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("Invalid account or account/partition combination specified", "`sacctmgr show assoc where user=$USER "),
+        ("Invalid qos specification", "Set account= and qos=. "),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "`sacctmgr show qos` the limits",
+        ),
+        (
+            "Invalid partition name specified",
+            "Set partition= and time_limit=. The partitions and their limits: %R %l, b",
+        ),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "their limits: %R %l, b"),
+        ("Requested node configuration is not available", "CPUs, MB of memory and GPUs: %R %c %m %G, b"),
+        ("Node count specification invalid", "The partitions and their nodes: %R %D, b"),
+        ("Invalid feature specification", "The features of the nodes: %f, b"),
+    ],
+)
+def test_a_refusal_says_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, remedy: str
+) -> None:
+    fake(
+        tmp_path, sbatch=f'echo "sbatch: error: {words}" >&2; exit 1', sinfo='echo "${2#--format=}"; echo "b "; echo b'
+    )
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Refused) as refused:
+        commands.submit("", directory="/")
+    first, second = str(refused.value).splitlines()
+    assert first == f"Slurm refused the job: sbatch: error: {words}"
+    assert remedy in second
+
+
+def test_a_refusal_names_a_few_values_and_none_without_sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(
+        tmp_path,
+        sbatch="echo invalid partition >&2; exit 1",
+        sinfo="i=0; while [ $((i+=1)) -le 17 ]; do echo p$i; done",
+    )
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Refused, match=r"their limits: p1, p2, .*, p16, …$"):
+        commands.submit("", directory="/")
+    fake(tmp_path, sinfo="exit 1")
+    with pytest.raises(Refused, match=r"invalid partition$"):
+        commands.submit("", directory="/")
+
+
+def fake(directory: Path, **scripts: str) -> None:
+    for name, script in scripts.items():
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
 
 
 def test_a_machine_without_the_command_has_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,20 @@ def test_a_job_that_waits_says_why_and_when_it_starts() -> None:
     assert (found.pending, found.ended, found.expected_start) == (True, False, 2e9)
     assert found.why_pending() == "Resources: waits for nodes to become free"
     assert status(job_state=["PENDING"], state_reason="None").why_pending() == "not considered yet"
-    assert status(job_state=["PENDING"], state_reason="QOSMaxGRES").why_pending() == "QOSMaxGRES"
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning"),
+    [
+        ("QOSMaxGRESPerUser", ": a limit of its QOS is reached"),
+        ("AssocGrpCpuLimit", ": a limit of its account is reached"),
+        ("ReqNodeNotAvail, UnavailableNodes:n4", ": a node that it needs is not available; `sinfo -R` says why"),
+        ("QOSNotAllowed", ""),
+        ("MadeUp", ""),
+    ],
+)
+def test_a_reason_for_waiting_is_explained_if_it_is_known(reason: str, meaning: str) -> None:
+    assert status(job_state=["PENDING"], state_reason=reason).why_pending() == f"{reason}{meaning}"
 
 
 @pytest.mark.parametrize(
