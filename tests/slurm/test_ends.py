@@ -125,6 +125,19 @@ def test_a_preempted_job_has_notice_of_its_grace_time(
         other.wait(NOTICED)
 
 
+def test_a_suspended_job_has_notice_and_goes_on_when_it_is_resumed(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 1}, name, tmp_path) as job:
+        hosts = job.state().workers
+        trainers = hosts.spawn_procs().spawn("trainers", Trainer)
+        trainers.node.call_one().get(timeout=NOTICED)
+        run("scontrol", "suspend", str(job.job_id))
+        (ending,) = wait_for(lambda: hosts.ending, "the notice")
+        assert ending.reason == f"Slurm has suspended job {job.job_id}"
+        run("scontrol", "resume", str(job.job_id))
+        wait_for(lambda: not hosts.ending, "the notice to be withdrawn")
+        assert hosts.spawn_procs().spawn("again", Trainer).node.call_one().get(timeout=NOTICED)
+
+
 @contextlib.contextmanager
 def partition_with_grace_time(name: str, node: str, seconds: int) -> Iterator[None]:
     """A partition of this name whose jobs are preempted by those of others."""

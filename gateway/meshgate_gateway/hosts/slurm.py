@@ -36,6 +36,7 @@ log = EventLog()
 POLL_INTERVAL = 2.0
 REASON_TIMEOUT = 4.0  # seconds that Slurm has to explain the end of a worker
 ANSWER_TIMEOUT = 12.0  # seconds that it has if it has not answered since then: as long as the engine waits for a reason
+SUSPENSION_LIMIT = 30.0  # seconds after which Monarch takes a process that is stopped for dead
 WORKERS_TIMEOUT = 300.0  # seconds from the start of the job until every worker must have connected
 _TASK_ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): (?P<what>tasks? .*)$", re.MULTILINE)
 KEPT = "slurm worker "  # begins the keys of what the supervisor keeps of them
@@ -258,6 +259,7 @@ class SlurmHosts:
         self._failed: str | None = None  # why workers that never connected cannot be used
         self._running_since: float | None = None
         self._warned_for: float | None = 0.0  # unknown: sessions may have had notice from the server before this one
+        self._suspended = False
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._asked = self._answered = 0  # polls that began, and that ended
@@ -357,6 +359,7 @@ class SlurmHosts:
         if status.state != self._status.state:
             log.info("job changed state", job=self._job_id, state=status.state, reason=status.reason)
         self._status = status
+        self._warn_of_suspension(status)
         if status.state == "RUNNING":
             await self._check_running(status)
         elif status.ended:
@@ -422,6 +425,24 @@ class SlurmHosts:
         elif self._warned_for is not None and left > 0:  # else Slurm is about to end it
             self._warned_for = None
             self._on_ending(None)
+
+    def _warn_of_suspension(self, status: JobStatus) -> None:
+        """Gives notice that the job's processes are stopped, and that they run again."""
+        suspended = status.state == "SUSPENDED"
+        if suspended == self._suspended or status.ended:
+            return
+        self._suspended = suspended
+        if not suspended:
+            self._warned_for = None  # an end that is near is announced again
+            self._on_ending(None)
+            return
+        reason = f"Slurm has suspended job {self._job_id}"
+        notice = (
+            f"{reason}, as for a job that preempts it: its processes are stopped. Those that are stopped for longer "
+            f"than {SUSPENSION_LIMIT:g} s fail; then spawn again once Slurm, or `scontrol resume {self._job_id}`, has "
+            "resumed the job"
+        )
+        self._on_ending(JobEnd(reason, time.time() + SUSPENSION_LIMIT, notice))
 
     def _node_state(self, node: str) -> str:
         try:

@@ -404,6 +404,48 @@ def test_the_workers_of_a_preempted_job_go_on_for_its_grace_time() -> None:
     check(test, warn_before=0)
 
 
+def test_a_job_that_slurm_suspends_has_notice_until_it_is_resumed() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        watched.cluster.set("SUSPENDED", nodes=("n1", "n2"))
+        before = time.time()
+        found = await watched.ends.get()
+        assert found is not None
+        assert found.reason == "Slurm has suspended job 7"
+        assert before < found.at - slurm.SUSPENSION_LIMIT <= time.time()
+        assert "`scontrol resume 7`" in found.notice
+        answered = watched.hosts._answered + 1  # perhaps of a poll that began before
+        await watched.until(lambda: watched.hosts._answered > answered)
+        assert watched.ends.empty()
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"))
+        assert await watched.ends.get() is None
+        watched.cluster.set("SUSPENDED", nodes=("n1", "n2"))
+        assert await watched.ends.get() is not None
+        watched.cluster.set("CANCELLED")
+        await watched.lost.get()
+        assert watched.ends.empty()
+
+    check(test, warn_before=0)
+
+
+def test_a_job_that_is_resumed_near_its_time_limit_has_that_notice_again() -> None:
+    async def test(watched: Watched) -> None:
+        facts = {"nodes": ("n1", "n2"), "end_time": time.time() + 50}
+        for state, reason in (
+            ("RUNNING", "Slurm ends job 7 at its time limit"),
+            ("SUSPENDED", "Slurm has suspended job 7"),
+            ("RUNNING", None),
+        ):
+            watched.cluster.set(state, **facts)
+            found = await watched.ends.get()
+            assert (found and found.reason) == reason
+        found = await watched.ends.get()
+        assert found is not None
+        assert found.reason == "Slurm ends job 7 at its time limit"
+
+    check(test, warn_before=100)
+
+
 def test_a_worker_that_gets_sigterm_from_another_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "POLL_INTERVAL", 600.0)  # so Slurm is asked because of the signal
 
