@@ -205,16 +205,21 @@ def test_a_process_that_takes_too_much_memory_ends_alone(name: str, tmp_path: Pa
         assert job.state().workers.spawn_procs().spawn("again", Trainer).node.call().get(timeout=NOTICED)
 
 
-def test_a_job_whose_gateway_on_its_node_is_killed_ends_with_its_words(name: str, tmp_path: Path) -> None:
-    with small_job({"workers": 1}, name, tmp_path, gateway_on="node") as job:
+@pytest.mark.parametrize(
+    ("gateway_on", "why"), [("login", "its process on .* has ended"), ("node", r"Slurm ended job \d+: FAILED")]
+)
+def test_a_job_whose_gateway_is_killed_ends_with_its_words(
+    name: str, tmp_path: Path, gateway_on: str, why: str
+) -> None:
+    with small_job({"workers": 1}, name, tmp_path, gateway_on=gateway_on) as job:
         call, _ = waiting_call(job)
         directory = job._require_job().directory
         for pid in pids(b"meshgate_gateway\0--slurm-job", directory.encode()):
             with contextlib.suppress(ProcessLookupError):  # the server ends with its supervisor
                 os.kill(pid, signal.SIGKILL)
-        with pytest.raises(MeshgateError, match=rf"Slurm ended job {job.job_id}: FAILED"):
+        with pytest.raises(MeshgateError, match=why):
             call.get(timeout=NOTICED)
-        with pytest.raises(JobNotRunning, match="FAILED"):
+        with pytest.raises(JobNotRunning, match=rf"(?s){why}.*Call apply\(\) to submit it again"):
             job.state()
 
 

@@ -113,14 +113,20 @@ class LoginAccess:
         end(self._login, job, self._python)
 
     def report(self, job: RunningSlurmJob) -> JobReport:
-        return ask_gateway(self._login.forward(job.socket), job)
+        try:
+            return ask_gateway(self._login.forward(job.socket), job)
+        except ConnectionFailedError as error:
+            if (why := self._why_gone(job)) is None:
+                raise
+            raise GatewayLostError(f"the gateway of Slurm job {job.job_id} on {job.host} is gone: {why}") from error
 
     def is_running(self, job: RunningSlurmJob) -> bool:
         try:
             return not self.report(job).ended
-        except ConnectionFailedError:
-            # Without their gateway the workers end. Slurm knows that wherever the login node's name leads to now.
-            if self._why_gone(job) is None and not self._ask_slurm(job).ended:
+        except GatewayLostError:  # without which the workers end
+            return False
+        except ConnectionFailedError:  # Slurm knows the job wherever the login node's name leads to now
+            if not self._ask_slurm(job).ended:
                 raise
             return False
 
@@ -155,9 +161,10 @@ class NodeAccess(LoginAccess):
     def __init__(self, login: LoginNode, python: str) -> None:
         super().__init__(login, python)
         self._addresses: dict[int, str] = {}  # of gateways, by job
+        self._ended: dict[int, JobReport] = {}  # the last reports, by job
 
     def report(self, job: RunningSlurmJob) -> JobReport:
-        if job.job_id not in self._addresses:
+        if job.job_id in self._ended or job.job_id not in self._addresses:
             report = self._ask_slurm(job)
             if not report.gateway:
                 return report
@@ -190,9 +197,13 @@ class NodeAccess(LoginAccess):
         return report.failed if report.ended else None
 
     def _ask_slurm(self, job: RunningSlurmJob) -> JobReport:
+        if job.job_id in self._ended:  # for good, while a node without power would not even refuse a connection
+            return self._ended[job.job_id]
         report = super()._ask_slurm(job)
         if report.gateway:
             self._addresses[job.job_id] = report.gateway
+        elif report.ended:
+            self._ended[job.job_id] = report
         return report
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from typing_extensions import Self
 
-from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
+from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobNotRunning, JobStartFailed
 from meshgate.images.image import Image
 from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.joined import join
@@ -304,7 +304,10 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             raise
 
     def _report(self) -> JobReport:
-        return self._open().report(self._require_job())
+        try:
+            return self._open().report(self._require_job())
+        except GatewayLostError as error:
+            raise JobNotRunning(f"{self!r} is not running: {error}. Call apply() to submit it again") from error
 
     def _kill(self) -> None:
         super()._kill()

@@ -22,7 +22,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
-from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
+from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
 from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
 from meshgate.jobs.slurm.login_node import CommandOutput, ThisMachine
 from meshgate.session import gateway_client
@@ -324,12 +324,21 @@ def test_slurm_is_asked_until_the_gateway_on_the_node_answers() -> None:
     assert gateway.paths == [("/v1/job", "Bearer job's")] * 2
 
 
+def never(remote: str) -> NoReturn:
+    raise AssertionError(f"asked {remote}")
+
+
 def test_a_gateway_on_a_node_is_gone_when_slurm_has_ended_the_job() -> None:
-    access = NodeAccess(LoginNodeOf(STARTED, STARTED, ENDED), "python")
+    login = LoginNodeOf(STARTED, STARTED, ENDED)
+    access = NodeAccess(login, "python")
     with pytest.raises(OSError, match="refused"):  # it does not answer, and the job runs
         access.report(ON_NODE)
     assert access.report(ON_NODE) == ENDED
     assert not access.is_running(ON_NODE)
+    access._login.forward = never  # type: ignore[method-assign] - a connection to a node without power takes long
+    assert access.report(ON_NODE) == ENDED
+    assert login.asked == 3
+    del access._login.forward
     dialer = access.dialer(ON_NODE)
     assert asyncio.run(dialer.gone()) == "Slurm ended job 7: TIMEOUT"
     route = asyncio.run(dialer.dial())
@@ -367,6 +376,12 @@ ELSEWHERE = GatewayState(host="login2", alive=False)
 def test_a_job_whose_gateway_was_killed_has_ended(state: GatewayState, report: JobReport) -> None:
     """Also if the login node's name leads to another machine now, which knows nothing but what Slurm says."""
     assert not LoginAccess(LoginNodeWith(state, report), "python").is_running(JOB)
+
+
+def test_the_report_of_a_gateway_that_was_killed_says_so() -> None:
+    access = LoginAccess(LoginNodeWith(KILLED, RUNNING_REPORT), "python")
+    with pytest.raises(GatewayLostError, match="the gateway of Slurm job 7 on login is gone: its process on login has"):
+        access.report(JOB)
 
 
 def test_a_gateway_that_does_not_answer_is_named() -> None:

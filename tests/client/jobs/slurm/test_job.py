@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from meshgate import SlurmJob, job_loads
-from meshgate.errors import ConnectionFailedError, JobStartFailed
+from meshgate.errors import ConnectionFailedError, GatewayLostError, JobNotRunning, JobStartFailed
 from meshgate.jobs import cluster_job
 from meshgate.jobs.slurm import login_node
 from meshgate.jobs.slurm.access import Known
@@ -214,6 +214,19 @@ def test_a_job_that_became_known_before_its_start_failed_is_cancelled(
         job.apply()
     assert not access.running
     assert not job.active
+
+
+def test_a_job_whose_gateway_has_ended_is_not_running() -> None:
+    class Gone:
+        queue_interval = 1.0
+
+        def report(self, job: RunningSlurmJob) -> JobReport:
+            raise GatewayLostError("the gateway of Slurm job 8 on login is gone")
+
+    job = job_of(8)
+    job._access = Gone()  # type: ignore[assignment]
+    with pytest.raises(JobNotRunning, match=r"on login is gone\. Call apply\(\) to submit it again"):
+        job._wait(job._require_job())
 
 
 def report(**facts: Any) -> JobReport:
