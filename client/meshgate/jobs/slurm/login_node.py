@@ -8,6 +8,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import stat
@@ -246,7 +247,7 @@ class SshLogin:
         options = [*batch, *master, *alive, *timeout, "-o", "StreamLocalBindUnlink=yes"]
         result = self._ssh(["-N", "-f", *options, "--", self._login], "", OPEN_TIMEOUT)
         if result.code != 0:
-            hint = "" if batch == [] else _BATCH_HINT.format(login=self._login)
+            hint = "" if batch == [] or _NO_NETWORK.search(result.stderr) else _BATCH_HINT.format(login=self._login)
             raise ConnectionFailedError(f"ssh cannot connect to {self._login}: {_last_lines(result.stderr)}{hint}")
 
     def _login_shell(self, command: str) -> list[str]:
@@ -307,6 +308,7 @@ def _try_to_lock(file: IO[bytes]) -> bool:
     return True
 
 
+_NO_NETWORK = re.compile("No route|refused|timed out|resolve hostname|unreachable", re.IGNORECASE)
 _BATCH_HINT = (
     ". It could not ask for a password, since this program has no terminal: load a key into ssh-agent, or run "
     "`ssh {login}` once to see what it asks"

@@ -76,6 +76,22 @@ def test_a_program_uses_the_connection_of_another_and_leaves_it_open(ran: Callab
         assert ran() == opened
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [("Permission denied (publickey)", True), ("connect to host login port 22: No route to host", False)],
+)
+@pytest.mark.usefixtures("ran")
+def test_a_key_is_advised_only_if_the_login_node_can_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, advice: bool
+) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 255\n")
+    monkeypatch.setattr(login_node, "_can_prompt", lambda: False)
+    with pytest.raises(ConnectionFailedError) as failed:
+        SshLogin("me@login").open()
+    assert f"ssh cannot connect to me@login: {words}" in str(failed.value)
+    assert ("load a key into ssh-agent" in str(failed.value)) is advice
+
+
 def test_a_connection_that_another_program_opens_is_waited_for(ran: Callable[[], list[str]], tmp_path: Path) -> None:
     login = SshLogin("me@login")
     seen: list[str] = []
