@@ -58,7 +58,7 @@ from meshgate_slurm.messages import (
 from meshgate_slurm.records import forget_job, list_jobs, record_job
 from meshgate_slurm.script import batch_log, client_script, gateway_script, log_directory
 from meshgate_slurm.spec import SlurmSpec
-from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, read_end
+from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, missing_log, read_end
 
 JOB_END_TIMEOUT = 20.0
 GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known
@@ -230,7 +230,9 @@ def _report(text: str) -> BaseModel:
     if report.pending:
         return report
     if report.ended:
-        return report.model_copy(update={"failed": f"{report.why}{_last_lines(job)}"})
+        return report.model_copy(
+            update={"failed": f"{report.why}{missing_log(status, job.batch_log)}{_last_lines(job)}"}
+        )
     try:
         found = GatewayAddress.model_validate_json((Path(job.directory) / ADDRESS_FILE).read_bytes())
     except FileNotFoundError:

@@ -242,6 +242,16 @@ def read_end(path: str | os.PathLike[str]) -> str:
         return ""
 
 
+def missing_log(status: JobStatus, path: str) -> str:
+    """A question about a job that failed on its nodes, and whose log this machine does not have; else ""."""
+    if status.state != "FAILED" or os.path.exists(path):
+        return ""
+    return (
+        f"\n{os.uname().nodename} does not have the log of the batch script, {path}. Do the nodes share its directory, "
+        "and that of python_exe, with this machine? If not, set log_dir= and python_exe= to paths that they share"
+    )
+
+
 def last_lines(text: str, whose: str) -> str:
     """``text``'s last lines below a title, to be added to a message; "" if there are none."""
     lines = text.strip()[-MAX_TAIL:].splitlines()[-TAIL_LINES:]

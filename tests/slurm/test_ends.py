@@ -138,6 +138,24 @@ def test_a_suspended_job_has_notice_and_goes_on_when_it_is_resumed(name: str, tm
         assert hosts.spawn_procs().spawn("again", Trainer).node.call_one().get(timeout=NOTICED)
 
 
+def test_a_node_that_does_not_share_the_home_directory_is_reported(
+    name: str, tmp_path: Path, disturbed_node: str
+) -> None:
+    """Its log is there, and the gateway's token here."""
+    directory = Path("~/.meshgate").expanduser()
+    directory.mkdir(exist_ok=True)
+    kit("on", disturbed_node, "mount", "-t", "tmpfs", "none", str(directory))
+    try:
+        job = small_job({"workers": 1}, name, tmp_path, on_disturbed=True, gateway_on="node", log_dir=None)
+        with (
+            pytest.raises(JobStartFailed, match=rf"FAILED(?s:.*){directory}.*\. Do the nodes share its directory"),
+            job,
+        ):
+            job.state()
+    finally:
+        kit("on", disturbed_node, "umount", str(directory))
+
+
 @contextlib.contextmanager
 def partition_with_grace_time(name: str, node: str, seconds: int) -> Iterator[None]:
     """A partition of this name whose jobs are preempted by those of others."""

@@ -29,7 +29,7 @@ from meshgate_gateway.supervisor.supervisor import KeptDescriptors
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
-from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines
+from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, missing_log
 
 log = EventLog()
 
@@ -224,6 +224,10 @@ class Workers:
 class Cluster(Protocol):
     """What the hosts need of Slurm. All methods but ``log_tail`` raise SlurmError; all may block."""
 
+    @property
+    def batch_log(self) -> str:
+        """The path of the log of the batch script."""
+
     def status(self) -> JobStatus | None:
         """The job; None if Slurm no longer knows it."""
 
@@ -403,7 +407,8 @@ class SlurmHosts:
                 self._lose(worker, f"{self._status.describe_end()}{tail}")
         if len(self.workers.by_rank) < self._spec.nodes and self._failed is None:
             tails = await asyncio.to_thread(self._logs_of_missing)
-            self._failed = f"{self._status.describe_end()}{tails}"
+            unshared = await asyncio.to_thread(missing_log, self._status, self._cluster.batch_log)
+            self._failed = f"{self._status.describe_end()}{unshared}{tails}"
 
     def _warn_of_end(self, status: JobStatus) -> None:
         """Gives notice of the time limit, and of a preemption with a grace time, which both set ``end_time``."""

@@ -80,6 +80,21 @@ def test_a_gateway_on_a_node_that_leaves_no_address_names_the_directory_that_is_
         assert (report.failed, report.gateway) == (None, "")
 
 
+def test_a_job_that_failed_with_its_log_elsewhere_names_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "jobs", lambda numbers: {7: JobStatus(job_id=7, state="FAILED")})
+    job = RunningSlurmJob(
+        apply_id="12345678", job_id=7, host="", directory=str(tmp_path), socket="", pid=0, started="", token="",
+        meshes={"a": 1}, log_dir="", batch_log=str(tmp_path / "batch.log"),
+    )  # fmt: skip
+    report = login._report(job.model_dump_json())
+    assert isinstance(report, JobReport)
+    assert f"does not have the log of the batch script, {tmp_path}/batch.log. Do the nodes share" in (
+        report.failed or ""
+    )
+
+
 # --- submissions: the program as a process, with a Slurm of the test's that numbers its jobs
 
 SBATCH = """#!/bin/sh

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshgate_slurm.status import UNKNOWN, JobStatus, expand, last_lines, parse_jobs, parse_node, read_end
+from meshgate_slurm.status import UNKNOWN, JobStatus, expand, last_lines, missing_log, parse_jobs, parse_node, read_end
 
 
 def status(**facts: Any) -> JobStatus:
@@ -138,3 +138,13 @@ def test_the_last_lines_of_a_long_file_are_shown_below_a_title(tmp_path: Path) -
 def test_a_file_that_is_missing_or_empty_adds_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert last_lines(read_end(tmp_path / "missing") + read_end(tmp_path / "empty"), "the gateway") == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "there", "asks"), [("FAILED", False, True), ("FAILED", True, False), ("CANCELLED", False, False)]
+)
+def test_only_a_job_that_failed_lacks_its_log(tmp_path: Path, state: str, there: bool, asks: bool) -> None:
+    log = tmp_path / "batch.log"
+    if there:
+        log.touch()
+    assert (str(log) in missing_log(JobStatus(job_id=7, state=state), str(log))) is asks

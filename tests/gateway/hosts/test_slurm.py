@@ -33,6 +33,7 @@ class Cluster:
     def __init__(self) -> None:
         self.job: JobStatus | Exception | None = JobStatus(job_id=7, state="PENDING", reason="Resources")
         self.cancelled = False
+        self.batch_log = os.devnull
         self.logs: dict[str | None, str] = {}
 
     def set(self, state: str, **facts: Any) -> None:
@@ -291,6 +292,18 @@ def test_a_worker_that_cannot_start_is_named_at_once() -> None:
         ):
             await watched.hosts.hosts("a")
         await watched.hosts.wait_ready()
+
+    check(test)
+
+
+def test_a_job_that_failed_with_its_log_elsewhere_names_the_log() -> None:
+    async def test(watched: Watched) -> None:
+        watched.cluster.batch_log = "/nonexistent/batch.log"
+        watched.cluster.set("FAILED")
+        with pytest.raises(
+            HostsUnavailable, match=r"the log of the batch script, /nonexistent/batch.log\. Do the nodes"
+        ):
+            await watched.hosts.hosts("a")
 
     check(test)
 
