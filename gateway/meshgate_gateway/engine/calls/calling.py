@@ -76,6 +76,7 @@ class Calling:
         self._printed, self._kept, self._cancel_on, self._notice = printed, kept, cancel_on, notice
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
+        self._receiving: dict[int, asyncio.Future[Any]] = {}  # the next messages of calls, which refer to their port
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
         self.cancelled: set[int] = set()  # calls that were answered so before they were sent to actors
         self._report_timer: asyncio.TimerHandle | None = None
@@ -299,46 +300,59 @@ class Calling:
                 self._finish(pending, pending.fail(failure), stream)
 
     def _listen(self, pending: PendingCall, receiver: Any, stream: int, several: bool) -> None:
-        def arrived(future: asyncio.Future[Any], first: int = 0) -> None:
-            if future.cancelled() or pending.state is CallState.ENDED:
-                return
-            error = future.exception()
-            if error is not None:
-                self._finish(pending, pending.fail(failure_of(error)), stream)
-                return
-            messages: Sequence[Any] = future.result() if several else (future.result(),)
-            for at in range(first, len(messages)):
-                reply = self._monarch.reply_of(messages[at])
-                cancelled = pending.state is CallState.CANCELLED
-                up = self._pending[pending.call][1].up
-                if reply.exception and up is not None and not up.done() and not cancelled:
-                    # Monarch itself answers a call to actors that it could not spawn, with little more than that it
-                    # could not. Why is known when the spawn has failed, which then ends the call.
-                    up.add_done_callback(going_on(future, at))
-                    return
-                if self._memory.promised:
-                    self._memory.arrived(len(reply.data))
-                unread = None if cancelled else self._output_before(pending, reply, self._unread_output)
-                if unread is not None:
-                    if pending.adverb != "stream":
-                        pending.apply(CallEvent.LAST_ARRIVED)
-                    unread.add_done_callback(going_on(future, at + 1, reply))
-                    return
-                if self._take(pending, reply, stream):
-                    return
-            self._listen(pending, receiver, stream, several)
-
-        def going_on(future: asyncio.Future[Any], at: int, reply: Reply | None = None) -> Callable[[object], None]:
-            """What takes ``reply``, if there is one, and then looks at the messages from ``at``."""
-
-            def go_on(_: object) -> None:
-                if reply is None or not self._take(pending, reply, stream):
-                    arrived(future, at)
-
-            return go_on
-
         receiving = self._monarch.receive_several(receiver) if several else self._monarch.receive(receiver)
-        receiving.add_done_callback(arrived)
+        self._receiving[pending.call] = receiving
+        receiving.add_done_callback(functools.partial(self._arrived, pending, receiver, stream, several, 0))
+
+    def _arrived(
+        self,
+        pending: PendingCall,
+        receiver: Any,
+        stream: int,
+        several: bool,
+        first: int,
+        future: asyncio.Future[Any],
+        _: object = None,
+    ) -> None:
+        """Takes the messages that have arrived, from ``first`` on, and waits for more.
+
+        Nothing here may refer to itself: the cycle would keep the replies until a full garbage collection.
+        """
+        if future.cancelled() or pending.state is CallState.ENDED:
+            return
+        error = future.exception()
+        if error is not None:
+            self._finish(pending, pending.fail(failure_of(error)), stream)
+            return
+        messages: Sequence[Any] = future.result() if several else (future.result(),)
+        for at in range(first, len(messages)):
+            reply = self._monarch.reply_of(messages[at])
+            cancelled = pending.state is CallState.CANCELLED
+            up = self._pending[pending.call][1].up
+            if reply.exception and up is not None and not up.done() and not cancelled:
+                # Monarch itself answers a call to actors that it could not spawn, with little more than that it could
+                # not. Why is known when the spawn has failed, which then ends the call.
+                up.add_done_callback(functools.partial(self._arrived, pending, receiver, stream, several, at, future))
+                return
+            if self._memory.promised:
+                self._memory.arrived(len(reply.data))
+            unread = None if cancelled else self._output_before(pending, reply, self._unread_output)
+            if unread is not None:
+                if pending.adverb != "stream":
+                    pending.apply(CallEvent.LAST_ARRIVED)
+                rest = functools.partial(self._arrived, pending, receiver, stream, several, at + 1, future)
+                unread.add_done_callback(functools.partial(self._take_printed, pending, reply, stream, rest))
+                return
+            if self._take(pending, reply, stream):
+                return
+        self._listen(pending, receiver, stream, several)
+
+    def _take_printed(
+        self, pending: PendingCall, reply: Reply, stream: int, rest: Callable[[], None], _: object
+    ) -> None:
+        """Takes a reply whose rank's output has been read, and then the ``rest``."""
+        if not self._take(pending, reply, stream):
+            rest()
 
     def _take(self, pending: PendingCall, reply: Reply, stream: int) -> bool:
         """Takes a reply. Returns whether the call has ended."""
@@ -429,6 +443,8 @@ class Calling:
             self._respond(response, stream, kept=pending.header is None)  # a reload's response is small
         if pending.state is CallState.ENDED:
             ended = self._pending.pop(pending.call, None)
+            if (receiving := self._receiving.pop(pending.call, None)) is not None:
+                receiving.cancel()  # else a rank that never answers keeps the port and what has arrived
             if ended is not None and (totals := pending.totals) is not None:
                 failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
                 now = time.monotonic()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Sequence
 
 import pytest
@@ -719,6 +721,30 @@ async def test_replies_of_several_ranks_are_received_together_unless_a_rank_may_
     called.calling.call(explicit, ARGUMENTS)
     assert [port.several for port in called.monarch.ports] == [True, False, False]
     await cancel_receives()
+
+
+@pytest.mark.parametrize("adverb", ["call", "stream"])
+@pytest.mark.parametrize("answers", [False, True])
+@async_test
+async def test_replies_are_freed_with_their_call_even_if_a_rank_never_answers(answers: bool, adverb: str) -> None:
+    called = Called()
+    called.call(adverb=adverb)
+    called.reply(0)
+    await turns()
+    gc.disable()  # large replies would fill the memory before a collection
+    try:
+        if answers:
+            called.reply(1)
+        else:
+            called.actors.dead[1] = "killed"
+            called.calling.fail(called.actors)
+        await until(lambda: not called.calling.is_running(1))
+        port = weakref.ref(called.monarch.ports.pop())
+        called.monarch.casts.clear()
+        await turns()
+        assert port() is None
+    finally:
+        gc.enable()
 
 
 @async_test
