@@ -215,6 +215,9 @@ class KeptServers:
         for servers in self._servers.get(procs, ()):
             servers.actors.dead.pop(rank, None)
 
+    def has(self, procs: ProcMesh | None) -> bool:
+        return procs is not None and procs in self._servers
+
     def actors_ended(self, procs: ProcMesh | None, number: int, ended: set[int]) -> None:
         """These ranks of the actors ``number`` have ended: processes that live on forget what their calls have not
         taken."""

@@ -294,6 +294,8 @@ class KeptValues:
     def actors_ended(self, mesh: ActorMesh) -> None:
         """Some actors of ``mesh`` have ended, or all of a mesh that failed: processes that live on forget what their
         calls have not taken."""
+        if not self.meshes.holders.casts and not self.servers.has(mesh.procs):
+            return  # large meshes whose actors end one by one; most sessions keep nothing
         region = set(ranks_of(mesh.region))
         ended = region if mesh.failed else set(mesh.dead)
         for number in [number for number, known in self._objects.items() if known is mesh]:
