@@ -247,7 +247,18 @@ class Api:
     def patiently(self) -> Iterator[None]:
         """Meanwhile, each request of this thread that the API server does not answer, or rejects because it is too busy
         or restarts, is repeated for up to ``PATIENCE`` seconds, unless it has never answered."""
-        before, self._patience.seconds = getattr(self._patience, "seconds", 0.0), PATIENCE
+        with self._patience_of(PATIENCE):
+            yield
+
+    @contextmanager
+    def impatiently(self) -> Iterator[None]:
+        """Meanwhile, no request of this thread is repeated, although the caller is patient."""
+        with self._patience_of(0.0):
+            yield
+
+    @contextmanager
+    def _patience_of(self, seconds: float) -> Iterator[None]:
+        before, self._patience.seconds = getattr(self._patience, "seconds", 0.0), seconds
         try:
             yield
         finally:
@@ -458,21 +469,23 @@ class Api:
         started, pause, warned = time.monotonic(), _FIRST_PAUSE, False
         deadline = started + getattr(self._patience, "seconds", 0.0)
         while True:
-            asked: float | None = None
-            left = deadline - time.monotonic()
+            asked = 0.0
             try:
                 response = self._send(method, path, body, content_type, stream)
+                left = deadline - time.monotonic()
                 if response.status not in _BUSY or left <= 0:
                     return response
-                asked, problem = urllib3.Retry().get_retry_after(response), f"answers HTTP {response.status}"
+                asked, problem = _retry_after(response), f"answers HTTP {response.status}"
             except Unreachable:
+                left = deadline - time.monotonic()
                 if not self._has_responded or left <= 0:
                     raise
                 problem = "does not respond"
-            if not warned and time.monotonic() - started > _WARN_AFTER:
+            wait = min(max(asked, pause), left)
+            if not warned and time.monotonic() + wait - started > _WARN_AFTER:
                 warned = True
                 log.warning("the API server at %s %s: waiting for up to %.0f s", self.host, problem, left)
-            time.sleep(min(pause if asked is None else asked, left))
+            time.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _send(
@@ -489,7 +502,14 @@ class Api:
                 # A watch is silent while nothing changes, except for a bookmark every minute.
                 timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=3 * _READ_TIMEOUT if stream else _READ_TIMEOUT),
                 retries=urllib3.Retry(
-                    connect=connects, read=0, redirect=0, status=0, other=0, backoff_factor=0.1, backoff_max=3.0
+                    connect=connects,
+                    read=0,
+                    redirect=0,
+                    status=0,
+                    other=0,
+                    backoff_factor=0.1,
+                    backoff_max=3.0,
+                    respect_retry_after_header=False,  # a response with that header would be an exception
                 ),
                 preload_content=not stream,
             )
@@ -532,6 +552,13 @@ def _credentials() -> ModuleType:
             "(pip install kubernetes), or let a gateway create the job: gateway_url= or MESHGATE_URL"
         ) from error
     return credentials
+
+
+def _retry_after(response: urllib3.BaseHTTPResponse) -> float:
+    """The seconds until the next attempt that the server asks for, 0 if it asks for none that can be understood."""
+    with suppress(urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
+        return urllib3.Retry().get_retry_after(response) or 0.0
+    return 0.0
 
 
 def _kind_of(obj: Object) -> Kind:

@@ -168,6 +168,8 @@ class _Change:
         try:
             self._patch_parent({"metadata": {"annotations": {CHANGE_ANNOTATION: None}}})
         except KubernetesError as error:  # the result of the change matters more
+            if isinstance(error, Conflict) and _recorded(self.parent)[0] is None:
+                return  # an earlier attempt, whose answer was lost, has recorded it
             log.warning(
                 "cannot record that the change of mesh %r has ended, so others may be refused until it is repeated: %s",
                 self.mesh.name,

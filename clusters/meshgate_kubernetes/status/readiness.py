@@ -209,9 +209,10 @@ class _Tracker:
             for each in self._problems
             if not hopeless or (each.reason, each.message) in reasons or (images and each.about_image)
         ]
-        problems = [self._with_log(each) for each in group_problems(shown)]
-        if images:
-            problems += self._missing_pull_secrets()
+        with self._api.impatiently():  # the user waits for what is known already
+            problems = [self._with_log(each) for each in group_problems(shown)]
+            if images:
+                problems += self._missing_pull_secrets()
         return JobNotReady(self._spec.name, problems, _not_ready(self._spec, self._snapshot), timeout)
 
     def _look(self, events: EventIndex) -> None:
@@ -242,13 +243,13 @@ class _Tracker:
     def _missing_pull_secrets(self) -> Iterator[Problem]:
         """Kubelets pull without those that do not exist, and registries then say that the image does not exist."""
         pods = (each.pod["spec"].get("imagePullSecrets") or [] for each in self._snapshot.pods)
-        for name in sorted({each["name"] for secrets in pods for each in secrets}):
+        for name in sorted({name for secrets in pods for each in secrets if (name := each.get("name"))}):
             try:
                 self._api.get("Secret", name, self._spec.namespace)
             except NotFound:
                 message = (
-                    f"image_pull_secrets names it, but it does not exist in namespace {self._spec.namespace!r}: create "
-                    "it with `kubectl create secret docker-registry`"
+                    f"the pod names it, but it does not exist in namespace {self._spec.namespace!r}: create it with "
+                    "`kubectl create secret docker-registry`"
                 )
                 yield Problem(f"secret {name}", "NotFound", message)
             except KubernetesError:  # this user may not know

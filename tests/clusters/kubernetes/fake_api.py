@@ -171,6 +171,14 @@ class FakeApi:
         finally:
             self._patience.lasts = before
 
+    @contextmanager
+    def impatiently(self) -> Iterator[None]:
+        before, self._patience.lasts = getattr(self._patience, "lasts", False), False
+        try:
+            yield
+        finally:
+            self._patience.lasts = before
+
     def _note_patience(self, change: str) -> None:
         if not getattr(self._patience, "lasts", False):
             self.impatient.append(change)

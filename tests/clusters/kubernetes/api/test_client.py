@@ -220,8 +220,69 @@ def test_a_long_wait_for_the_server_is_reported_once(
     with api.patiently():
         api.get("Pod", "a", "team")
     assert [record.getMessage() for record in caplog.records] == [
-        f"the API server at {server.url} answers HTTP 429: waiting for up to 174 s"
+        f"the API server at {server.url} answers HTTP 429: waiting for up to 177 s"
     ]
+
+
+def test_a_first_wait_that_is_long_is_reported_before_it(
+    server: Server, api: Api, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.responses, server.retry_after = [(429, BUSY), (200, POD)], ["60", ""]
+    with api.patiently():
+        api.get("Pod", "a", "team")
+    assert "answers HTTP 429: waiting for up to 180 s" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["get", "delete"])
+def test_the_first_request_waits_for_as_long_as_the_server_asks(
+    method: str, server: Server, api: Api, clock: Clock
+) -> None:
+    server.responses, server.retry_after = [(429, BUSY), (503, BUSY), (200, POD), (429, BUSY)], ["1", "2", "", "1"]
+    with api.patiently():
+        getattr(api, method)("Pod", "a", "team")
+    assert clock.pauses == [1, 2]
+    with pytest.raises(Rejected, match="HTTP 429"):
+        getattr(api, method)("Pod", "a", "team")
+
+
+@pytest.mark.parametrize("asked", ["0", "soon", "-1", "Wed, 01 Jan 99999999999999999999 00:00:00 GMT"])
+def test_a_server_that_asks_for_no_pause_gets_one(asked: str, server: Server, api: Api, clock: Clock) -> None:
+    server.responses, server.retry_after = [(429, BUSY), (429, BUSY), (201, POD)], [asked, asked, ""]
+    with api.patiently():
+        api.create(POD)
+    assert clock.pauses == [0.2, 0.4]
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, Rejected), (0, Unreachable)])
+def test_no_request_is_repeated_once_the_time_is_over(
+    status: int,
+    error: type[KubernetesError],
+    server: Server,
+    api: Api,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.responses = [(200, POD), *[(status, BUSY)] * 3]
+    api.get("Pod", "a", "team")
+    send = api._send
+
+    def send_slowly(*request: Any) -> Any:
+        clock.now += 100
+        return send(*request)
+
+    monkeypatch.setattr(api, "_send", send_slowly)
+    with api.patiently(), pytest.raises(error):
+        api.get("Pod", "a", "team")
+    assert (len(server.requests), clock.pauses) == (3, [0.2])
+
+
+def test_a_patient_thread_can_be_impatient_for_a_while(server: Server, api: Api, clock: Clock) -> None:
+    server.responses = [(429, BUSY), (429, BUSY), (200, POD)]
+    with api.patiently():
+        with api.impatiently(), pytest.raises(Rejected, match="HTTP 429"):
+            api.get("Pod", "a", "team")
+        api.get("Pod", "a", "team")
+    assert clock.pauses == [0.2]
 
 
 def test_a_server_that_has_never_answered_is_not_awaited(server: Server, api: Api, clock: Clock) -> None:

@@ -257,6 +257,22 @@ def test_a_patch_whose_answer_was_lost_is_no_change_of_another_program(
     assert scaled.scale(1).meshes == {"workers": 1}
 
 
+def test_a_change_has_ended_if_the_patch_that_says_so_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled = Scaled(FakeApi())
+    patch = scaled.api.merge_patch
+
+    def repeat_the_last(kind: str, name: str, namespace: str, change: Object) -> Object:
+        changed = patch(kind, name, namespace, change)
+        ends = change.get("metadata", {}).get("annotations") == {CHANGE_ANNOTATION: None}
+        return patch(kind, name, namespace, change) if ends else changed
+
+    monkeypatch.setattr(scaled.api, "merge_patch", repeat_the_last)
+    assert scaled.scale(4).meshes == {"workers": 4}
+    assert caplog.text == ""
+
+
 def test_pods_that_stay_after_their_host_was_removed_are_named() -> None:
     scaled = Scaled(FakeApi())
     scaled.api._make_pods = lambda owner: None  # type: ignore[method-assign]

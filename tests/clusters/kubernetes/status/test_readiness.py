@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,7 +39,7 @@ class Reports:
 
 class Cluster:
     """What an Observer has listed, as a table; the log of every container; and the names of the ``secrets``, None if
-    the user may not read them."""
+    the user may not read them. The error must not wait for an API server that is busy."""
 
     listed = True
     trouble = None
@@ -45,6 +47,13 @@ class Cluster:
     def __init__(self, *pods: Object, events: tuple[Object, ...] = (), log: str = "") -> None:
         self.pods, self.events, self.log = list(pods), list(events), log
         self.secrets: set[str] | None = set()
+        self.patient = True
+
+    @contextmanager
+    def impatiently(self) -> Iterator[None]:
+        self.patient = False
+        yield
+        self.patient = True
 
     def objects(self, kind: str, selector: str | None = None) -> list[Object]:
         if kind == "Pod":
@@ -52,7 +61,7 @@ class Cluster:
         return {"Event": self.events}.get(kind, [])
 
     def get(self, kind: str, name: str, namespace: str) -> Object:
-        assert (kind, namespace) == ("Secret", "team")
+        assert (kind, namespace, self.patient, bool(name)) == ("Secret", "team", False, True)
         if self.secrets is None:
             raise Forbidden("get", "secrets", namespace)
         if name not in self.secrets:
@@ -60,6 +69,7 @@ class Cluster:
         return {}
 
     def read_log(self, *container: str, lines: int, previous: bool) -> str:
+        assert not self.patient
         return self.log
 
 
@@ -250,7 +260,7 @@ def test_an_image_that_cannot_be_pulled_is_reported_with_those_of_the_other_pods
 def test_pull_secrets_that_do_not_exist_are_named_with_the_images(secrets: set[str] | None, missing: list[str]) -> None:
     pods = [unpullable(0), unpullable(1)]
     for each in pods:
-        each["spec"]["imagePullSecrets"] = [{"name": "regcred"}, {"name": "b"}]
+        each["spec"]["imagePullSecrets"] = [{"name": "regcred"}, {"name": "b"}, {}, {"name": ""}]
     cluster = Cluster(*pods)
     cluster.secrets = secrets
     tracked = tracker(cluster)
@@ -258,7 +268,10 @@ def test_pull_secrets_that_do_not_exist_are_named_with_the_images(secrets: set[s
     lines = str(tracked.failure(tracked.hopeless(), None)).splitlines()
     found = [line for line in lines if line.startswith("  secret ")]
     assert [line.split(":")[0] for line in found] == [f"  secret {name}" for name in missing]
-    assert all("does not exist in namespace 'team': create it with `kubectl create" in line for line in found)
+    assert all(
+        "the pod names it, but it does not exist in namespace 'team': create it with `kubectl create" in line
+        for line in found
+    )
 
 
 def test_the_images_of_other_pods_are_not_awaited_for_long(clock: Clock) -> None:
