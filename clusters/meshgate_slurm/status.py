@@ -51,6 +51,7 @@ ENDS: Mapping[str, str] = {
     "TIMEOUT": "it reached its time limit",
 }
 MAX_NODES = 65_536
+NO_VALUE = 0xFFFFFFFE  # Slurm's number for none; the next one is for no limit
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 TAIL_BYTES = 8192
 TAIL_LINES = 12
@@ -130,7 +131,11 @@ class JobStatus(BaseModel):
 
     def seconds_left(self) -> float | None:
         """Until Slurm ends it; None if no end is known."""
-        return max(self.end_time - time.time(), 0.0) if self.state == "RUNNING" and self.end_time is not None else None
+        if self.state != "RUNNING" or self.end_time is None:
+            return None
+        if self.time_limit is None and self.preempted_at is None:  # Slurm says an end in a year
+            return None
+        return max(self.end_time - time.time(), 0.0)
 
     def why_pending(self) -> str:
         """``Resources: waits for nodes to become free``."""
@@ -226,7 +231,9 @@ def _texts(value: Any) -> Sequence[str]:
 def _number(value: Any) -> float | None:
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if 0 < value < NO_VALUE else None
 
 
 # The ends of log files, for the messages that explain why a job or a worker ended.
@@ -244,7 +251,7 @@ def read_end(path: str | os.PathLike[str]) -> str:
 
 def missing_log(status: JobStatus, path: str) -> str:
     """A question about a job that failed on its nodes, and whose log this machine does not have; else ""."""
-    if status.state != "FAILED" or os.path.exists(path):
+    if status.state != "FAILED" or not path or os.path.exists(path):
         return ""
     return (
         f"\n{os.uname().nodename} does not have the log of the batch script, {path}. Do the nodes share its directory, "

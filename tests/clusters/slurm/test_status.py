@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def test_a_running_job(new: bool) -> None:
     assert status(preempt_time=wrap(2000000000)).preempted_at == 2e9
     assert not found.pending
     assert not found.ended
+
+
+@pytest.mark.parametrize("limit", [4294967295, 4294967294, {"set": False, "infinite": True, "number": 0}])
+def test_a_job_without_a_time_limit_has_an_end_only_if_it_is_preempted(limit: Any) -> None:
+    """Slurm says that it ends in a year."""
+    now = int(time.time())
+    facts = {"job_state": ["RUNNING"], "end_time": number(now + 365 * 86400)}
+    found = status(**facts, time_limit=limit)
+    assert (found.time_limit, found.seconds_left()) == (None, None)
+    assert status(**facts, time_limit=number(525600)).seconds_left() is not None
+    preempted = status(job_state=["RUNNING"], end_time=now + 60, preempt_time=now, time_limit=limit)
+    assert 0 < (preempted.seconds_left() or 0) <= 60
 
 
 def test_a_job_that_waits_says_why_and_when_it_starts() -> None:
@@ -148,3 +161,7 @@ def test_only_a_job_that_failed_lacks_its_log(tmp_path: Path, state: str, there:
     if there:
         log.touch()
     assert (str(log) in missing_log(JobStatus(job_id=7, state=state), str(log))) is asks
+
+
+def test_a_log_whose_path_is_unknown_is_not_missed() -> None:
+    assert missing_log(JobStatus(job_id=7, state="FAILED"), "") == ""

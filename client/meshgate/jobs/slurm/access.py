@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -116,7 +116,10 @@ class LoginAccess:
         try:
             return ask_gateway(self._login.forward(job.socket), job)
         except ConnectionFailedError as error:
-            if (why := self._why_gone(job)) is None:
+            why = None
+            with suppress(JobError, OSError):  # unknown while the login node does not answer
+                why = self._why_gone(job)
+            if why is None:
                 raise
             raise GatewayLostError(f"the gateway of Slurm job {job.job_id} on {job.host} is gone: {why}") from error
 

@@ -308,7 +308,10 @@ def _try_to_lock(file: IO[bytes]) -> bool:
     return True
 
 
-_NO_NETWORK = re.compile("No route|refused|timed out|resolve hostname|unreachable", re.IGNORECASE)
+_NO_NETWORK = re.compile(  # in ssh's own words; a banner or an agent may say "timed out" and "refused" as well
+    r"^ssh: .*(Connection refused|(Connection|Operation) timed out|No route to host|Could not resolve|unreachable)",
+    re.MULTILINE,
+)
 _BATCH_HINT = (
     ". It could not ask for a password, since this program has no terminal: load a key into ssh-agent, or run "
     "`ssh {login}` once to see what it asks"

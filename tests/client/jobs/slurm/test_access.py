@@ -8,6 +8,7 @@ import http
 import json
 import shlex
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -382,6 +383,17 @@ def test_the_report_of_a_gateway_that_was_killed_says_so() -> None:
     access = LoginAccess(LoginNodeWith(KILLED, RUNNING_REPORT), "python")
     with pytest.raises(GatewayLostError, match="the gateway of Slurm job 7 on login is gone: its process on login has"):
         access.report(JOB)
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("ssh", 60.0), ConnectionFailedError("ssh cannot connect")])
+def test_a_login_node_that_hangs_leaves_a_cut_a_cut(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def hang(command: str, stdin: str) -> NoReturn:
+        raise error
+
+    login = LoginNodeWith(KILLED, RUNNING_REPORT)
+    monkeypatch.setattr(login, "run", hang)
+    with pytest.raises(ConnectionFailedError, match="the gateway of Slurm job 7 does not answer: FileNotFoundError"):
+        LoginAccess(login, "python").report(JOB)
 
 
 def test_a_gateway_that_does_not_answer_is_named() -> None:

@@ -78,7 +78,15 @@ def test_a_program_uses_the_connection_of_another_and_leaves_it_open(ran: Callab
 
 @pytest.mark.parametrize(
     ("words", "advice"),
-    [("Permission denied (publickey)", True), ("connect to host login port 22: No route to host", False)],
+    [
+        ("Permission denied (publickey)", True),
+        ("sign_and_send_pubkey: signing failed for RSA key: agent refused operation", True),
+        ("Idle sessions are timed out. No route to host n1 until Monday", True),
+        ("ssh: connect to host login port 22: No route to host", False),
+        ("ssh: connect to host login port 22: Connection refused", False),
+        ("ssh: connect to host login port 22: Operation timed out", False),
+        ("ssh: Could not resolve hostname login: Name or service not known", False),
+    ],
 )
 @pytest.mark.usefixtures("ran")
 def test_a_key_is_advised_only_if_the_login_node_can_be_reached(
