@@ -13,6 +13,7 @@ from meshgate.errors import JobError
 from tests.slurm.cluster import DEADLINE, DISTURBED, laptop, queue, run, small_job
 from tests.waiting import wait_for
 
+MEMORY = "1G"  # the first node has client, gateway and engine as well, some 500 MB together
 CLIENT = """
 import os, sys
 from meshgate import Actor, SlurmJob, endpoint
@@ -34,10 +35,10 @@ SUBMIT = """
 import sys
 from meshgate import SlurmJob
 
-name, python, directory, exclude = sys.argv[1:]
+name, python, directory, memory, exclude = sys.argv[1:]
 job = SlurmJob(
     {"trainers": 2}, login="login", job_name=name, python_exe=python, log_dir=directory, exclusive=False,
-    time_limit="10", slurm_args=[exclude],
+    time_limit="10", mem=memory, slurm_args=[exclude],
 )
 job.apply(f"python {directory}/client.py 3")
 job.dump("batch.job")
@@ -52,7 +53,7 @@ def last_state(job_id: int) -> str:
     def has_ended() -> bool:
         details = json.loads(run("scontrol", "show", "job", str(job_id), "--json"))["jobs"][0]
         shown.update(state=details["job_state"][0], code=str(details["exit_code"]["return_code"]["number"]))
-        return shown["state"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+        return shown["state"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 
     wait_for(has_ended, "the batch job to end")
     return f"{shown['state']} {shown['code']}"
@@ -69,7 +70,7 @@ def nodes_of(log: Path) -> list[str]:
 def test_the_client_runs_on_the_first_node(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     monkeypatch.chdir(tmp_path)
-    job = small_job({"trainers": 2}, name, tmp_path)
+    job = small_job({"trainers": 2}, name, tmp_path, mem=MEMORY)
     job.apply("python client.py 0")
     assert job.job_id is not None
     assert last_state(job.job_id) == "COMPLETED 0"
@@ -82,7 +83,9 @@ def test_the_client_runs_on_the_first_node(name: str, tmp_path: Path, monkeypatc
 def test_a_laptop_can_leave_once_it_has_submitted(name: str, tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     (tmp_path / "submit.py").write_text(SUBMIT)
-    with laptop(tmp_path / "submit.py", name, sys.executable, str(tmp_path), f"--exclude={DISTURBED}") as submit:
+    with laptop(
+        tmp_path / "submit.py", name, sys.executable, str(tmp_path), MEMORY, f"--exclude={DISTURBED}"
+    ) as submit:
         out, err = submit.communicate(timeout=DEADLINE)
     assert submit.returncode == 0, err
     assert last_state(int(out)) == "FAILED 3"
