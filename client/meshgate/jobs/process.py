@@ -6,7 +6,6 @@ the common base of ``ProcessJob`` and ``LocalJob``.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -63,34 +62,38 @@ class LocalRequest:
     ) -> LocalRequest:
         """From a program or a file: those that are None have their default. Raises ValueError that names the invalid
         argument."""
-
-        def check(valid: bool, where: str, value: Any, wanted: str) -> None:
-            if not valid:
-                raise ValueError(f"{job}: {where}={value!r}: {wanted}")
-
         env, lease = {} if env is None else env, 3600.0 if lease is None else lease
         idle_timeout = 600.0 if idle_timeout is None else idle_timeout
-        hosts = "expected the number of hosts of each mesh, such as {'workers': 2}"
-        check(isinstance(meshes, Mapping) and bool(meshes), "meshes", meshes, hosts)
+        if not isinstance(meshes, Mapping) or not meshes:
+            raise _invalid(job, "meshes", meshes, "the number of hosts of each mesh, such as {'workers': 2}")
         for name, count in meshes.items():
-            named = "the name of a mesh begins with a letter or '_'; letters, digits, '_' and '-' follow"
-            check(isinstance(name, str) and _MESH_NAME.fullmatch(name) is not None, f"meshes[{name!r}]", name, named)
-            counted = isinstance(count, Integral) and 1 <= int(count) <= MAX_HOSTS
-            check(counted, f"meshes[{name!r}]", count, f"expected a whole number of hosts, from 1 to {MAX_HOSTS}")
-        check(isinstance(env, Mapping), "env", env, "expected the variables of the workers, such as {'DEBUG': '1'}")
+            if not isinstance(name, str) or not _MESH_NAME.fullmatch(name):
+                wanted = "a name that begins with a letter or '_'; letters, digits, '_' and '-' follow"
+                raise _invalid(job, f"meshes[{name!r}]", name, wanted)
+            if not _is_number(count) or not 1 <= count <= MAX_HOSTS or count != int(count):
+                raise _invalid(job, f"meshes[{name!r}]", count, f"a whole number of hosts, from 1 to {MAX_HOSTS}")
+        if not isinstance(env, Mapping):
+            raise _invalid(job, "env", env, "the variables of the workers, such as {'DEBUG': '1'}")
         for name, value in env.items():
-            text = "expected strings; the name of a variable has no '=', and neither name nor value has a null byte"
-            check(isinstance(name, str) and _VARIABLE.fullmatch(name) is not None, f"env[{name!r}]", name, text)
-            check(isinstance(value, str) and "\0" not in value, f"env[{name!r}]", value, text)
-        check(_is_finite(lease) and lease > 0, "lease", lease, "expected a number of seconds above 0")
-        never = "expected a number of seconds, or 0 for never"
-        check(_is_finite(idle_timeout) and idle_timeout >= 0, "idle_timeout", idle_timeout, never)
+            if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+                raise _invalid(job, f"env[{name!r}]", name, "the name of a variable, without '=' and null bytes")
+            if not isinstance(value, str) or "\0" in value:
+                raise _invalid(job, f"env[{name!r}]", value, "a string without null bytes")
+        if not _is_number(lease) or lease <= 0:
+            raise _invalid(job, "lease", lease, "a number of seconds above 0")
+        if not _is_number(idle_timeout) or idle_timeout < 0:
+            raise _invalid(job, "idle_timeout", idle_timeout, "a number of seconds, or 0 for never")
         counts = {name: int(count) for name, count in meshes.items()}
         return cls(meshes=counts, env=dict(env), lease=float(lease), idle_timeout=float(idle_timeout))
 
 
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, Real) and math.isfinite(number)
+def _invalid(job: str, where: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{job}: {where}={value!r}: expected {expected}")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a real number, of numpy as well, and neither nan nor too large for a float."""
+    return issubclass(type(value), Real) and abs(value) <= sys.float_info.max
 
 
 class LocalGatewayJob(JobTrait):
@@ -153,7 +156,7 @@ class LocalGatewayJob(JobTrait):
                 url=record.url,
                 pid=record.pid,
                 started=record.started,
-                directory=os.getcwd(),
+                directory=os.fsencode(os.getcwd()).decode(errors="replace"),
                 created=time.time(),
                 token=record.token,
                 socket=record.socket,
@@ -266,7 +269,7 @@ class ProcessJob(LocalGatewayJob):
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        job = cls(**spec)
+        job = cls(**asdict(LocalRequest.from_arguments(cls.__name__, **spec)))
         if allocation is not None:
             job._gateway = LocalGateway(read_record(GatewayRecord, allocation))
         return job
@@ -346,7 +349,7 @@ class LocalJob(LocalGatewayJob):
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        return cls(meshes=spec["meshes"])
+        return cls(meshes=LocalRequest.from_arguments(cls.__name__, **spec).meshes)
 
 
 def _start_script(script: str) -> subprocess.Popen[bytes]:

@@ -23,12 +23,15 @@ import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from typing_extensions import Self
 
 from meshgate.caller import warn_caller
 from meshgate.errors import ConnectionFailedError, JobCacheWarning, JobFileError, JobNotRunning, JobUnsupported
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 HEADER = b"meshgate job\n"
@@ -45,6 +48,7 @@ class Restorable(Protocol):
 
 R = TypeVar("R", bound=Restorable)
 T = TypeVar("T")
+_adapters: dict[Any, TypeAdapter[Any]] = {}  # by the type of record; each takes 2 ms to make
 
 
 # The next two functions import pydantic once they need it: it takes half the time of importing a job type, and a job on
@@ -58,8 +62,10 @@ def read_record(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
     """
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    adapter = TypeAdapter(kind)
-    return adapter.validate_json(data) if isinstance(data, bytes) else adapter.validate_python(data)
+    if (adapter := _adapters.get(kind)) is None:
+        adapter = _adapters[kind] = TypeAdapter(kind)
+    record: T = adapter.validate_json(data) if isinstance(data, bytes) else adapter.validate_python(data)
+    return record
 
 
 def dump_record(record: Any, exclude: set[str] | None = None) -> bytes:

@@ -9,13 +9,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
+from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobNotRunning, JobStartFailed
 from meshgate.jobs import registry
 from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate.jobs.process import LocalJob, ProcessJob
+from meshgate.jobs.saved import SavedJob
 from meshgate.jobs.trait import job_load, job_loads
 from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
@@ -135,22 +138,27 @@ def test_batch_scripts_are_rejected() -> None:
     [
         (
             {"meshes": {"a": 1}, "env": {"A=B": "c"}},
-            r"env\['A=B'\]='A=B': expected strings; the name of a variable has no '=', and neither",
+            r"env\['A=B'\]='A=B': expected the name of a variable, without '=' and null bytes",
         ),
         (
             {"meshes": {"a": 1}, "env": {"A": "\0"}},
-            r"env\['A'\]='\\x00': expected strings; the name of a variable has no '='",
+            r"env\['A'\]='\\x00': expected a string without null bytes",
         ),
         ({"meshes": {}}, r"meshes=\{\}: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
-        ({"meshes": {"two words": 1}}, r"'two words': the name of a mesh begins with a letter or '_'; letters, digits"),
+        (
+            {"meshes": {"two words": 1}},
+            r"'two words': expected a name that begins with a letter or '_'; letters, digits",
+        ),
         ({"meshes": {"workers": 0}}, r"meshes\['workers'\]=0: expected a whole number of hosts, from 1 to 1024"),
         ({"meshes": {"workers": 1025}}, "expected a whole number of hosts, from 1 to 1024"),
         ({"meshes": {"workers": 1.5}}, "expected a whole number of hosts, from 1 to 1024"),
         ({"meshes": {"workers": "2"}}, "expected a whole number of hosts, from 1 to 1024"),
-        ({"meshes": {"workers": 1}, "env": {"A": 1}}, r"env\['A'\]=1: expected strings"),
+        ({"meshes": {"workers": 1}, "env": {"A": 1}}, r"env\['A'\]=1: expected a string without null bytes"),
         ({"meshes": {"workers": 1}, "env": "A=1"}, "env='A=1': expected the variables of the workers"),
         ({"meshes": {"workers": 1}, "lease": 0}, "lease=0: expected a number of seconds above 0"),
         ({"meshes": {"workers": 1}, "lease": float("nan")}, "lease=nan"),
+        ({"meshes": {"workers": 1}, "lease": 10**400}, "lease=1000"),
+        ({"meshes": {"workers": float("nan")}}, "expected a whole number of hosts, from 1 to 1024"),
         ({"meshes": {"workers": 1}, "lease": "1h"}, "lease='1h': expected a number of seconds above 0"),
         (
             {"meshes": {"workers": 1}, "idle_timeout": -1},
@@ -161,6 +169,28 @@ def test_batch_scripts_are_rejected() -> None:
 def test_invalid_arguments_are_named_at_once(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ProcessJob(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_whole_number_of_another_type_is_a_number_of_hosts() -> None:
+    assert ProcessJob({"workers": np.int64(2), "loaders": 3.0})._spec()["meshes"] == {"workers": 2, "loaders": 3}
+
+
+@pytest.mark.parametrize("spec", [{"meshes": None}, {"meshes": "ab"}, {"meshes": {"a": 1}, "detached": "x"}, {}])
+@pytest.mark.parametrize("kind", [ProcessJob, LocalJob])
+def test_a_saved_job_that_is_damaged_is_not_loaded(kind: type[ProcessJob] | type[LocalJob], spec: Any) -> None:
+    saved = SavedJob(kind=f"meshgate.jobs.process:{kind.__name__}", spec=spec)
+    with pytest.raises(JobFileError, match="it is damaged or was saved by another version"):
+        job_loads(saved.to_bytes())
+
+
+@pytest.mark.usefixtures("no_jobs_of_other_tests")
+def test_a_job_of_a_directory_whose_name_is_not_text_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(directory)
+    monkeypatch.chdir(os.fsdecode(directory))
+    with ProcessJob({"workers": 1}) as job:
+        job.apply()
+        assert [entry.apply_id for entry in registry.entries()] == [job.apply_id]
 
 
 def test_another_process_finds_the_running_job_and_ends_it(drive: Driver, path: str) -> None:
