@@ -234,9 +234,15 @@ def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(
     async def scenario(job: Job) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(job.distributor._store, "add", full)
-            job.publish(tree)
-            with pytest.raises(HostsBehind, match=r"the gateway cannot distribute .*no space left") as caught:
-                await job.distributor.wait(tree.digest, job.hosts, 60)
+            for host in job.hosts.values():
+                host.freeze()  # else they may get the pieces, which are passed on at once, before the disk fails
+            try:
+                job.publish(tree)
+                with pytest.raises(HostsBehind, match=r"the gateway cannot distribute .*no space left") as caught:
+                    await job.distributor.wait(tree.digest, job.hosts, 60)
+            finally:
+                for host in job.hosts.values():
+                    host.thaw()
         assert caught.value.hosts == {}
         assert job.last is not None
         assert (list(job.last.failed), job.last.hosts) == (["the gateway"], 2)
