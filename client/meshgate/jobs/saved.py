@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from typing_extensions import Self
 
@@ -79,7 +79,7 @@ def dump_record(record: Any, exclude: set[str] | None = None) -> bytes:
 class SavedJob:
     """One job. ``allocation`` is None if it was not running; ``own`` is what ``pickle_attributes`` returned."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic cannot evaluate a ClassVar on Python 3.10
 
     format: Literal[1] = 1
     kind: str  # module:qualname of the job's class
