@@ -168,7 +168,7 @@ class OutputPrinter:
         """Waits up to ``timeout`` seconds until everything is printed."""
         if self._used:
             self._thread.call(self._finish)
-            self._thread.close(timeout)
+        self._thread.close(timeout)  # also before its first call, so that a line that comes later leaves no thread
 
     def _print(self, lines: Sequence[OutputLine], printed: Callable[[], object], arrived: Sequence[OutputLine]) -> None:
         try:

@@ -271,6 +271,17 @@ def test_batches_of_several_threads_are_counted_and_printed_in_one_order(monkeyp
     assert out.getvalue().splitlines() == ["[trainers rank 0] first", "[trainers rank 0] second"]
 
 
+def test_a_line_that_comes_after_the_end_leaves_no_thread() -> None:
+    """As one about a reconnection, while the client closes."""
+    printer = OutputPrinter()
+    printer.close(DEADLINE)
+    printer.put([OutputLine(stream="stderr", mesh="meshgate", text="connected")], lambda: None)
+    thread = printer._thread._thread
+    assert thread is not None
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
 def test_a_stream_that_calls_actors_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 10_000)
     printer = OutputPrinter()
