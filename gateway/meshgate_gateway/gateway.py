@@ -36,7 +36,6 @@ from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_gateway.settings import OF_JOB, Settings
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_wire.proof import engines_key, gateway_name
-from meshgate_wire.status import SlurmAllocation
 
 if TYPE_CHECKING:
     from meshgate_gateway.hosts.slurm import SlurmHosts
@@ -208,7 +207,6 @@ async def _assemble(
     if nodes is not None:
         nodes.watch_end(sessions.job_ending)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
-        routes.allocation = lambda: SlurmAllocation.model_validate(nodes.report().model_dump())
     local = _local_socket(supervisor) if settings.local_socket else None
     place = _place_of_runs(settings, environment, listener, local, hosts)
     routes.runs = service = runs.Service(place, supervisor, sessions.changed, sessions.run_ended, routes.job)

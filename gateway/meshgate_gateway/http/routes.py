@@ -69,9 +69,9 @@ class RunService(Protocol):
 @dataclass(slots=True)
 class Routes:
     """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
-    reports. ``allocation``: what Slurm has given the job. ``restart_reason``: why an earlier gateway of the job was
-    replaced by this one, or "". ``read_sizes`` reads from the cluster how many hosts each mesh has, and raises
-    HostsUnavailable. ``draining``: why the gateway accepts no more sessions; None while it does. ``name`` is the
+    reports; of a Slurm job, ``/v1/status`` shows the ``slurm`` among it. ``restart_reason``: why an earlier gateway of
+    the job was replaced by this one, or "". ``read_sizes`` reads from the cluster how many hosts each mesh has, and
+    raises HostsUnavailable. ``draining``: why the gateway accepts no more sessions; None while it does. ``name`` is the
     gateway's in proofs. ``job``: what identifies the job in the audit log, if its gateway serves one of several in a
     cluster."""
 
@@ -82,7 +82,6 @@ class Routes:
     jobs: JobService | None = None
     runs: RunService | None = None
     job_facts: Callable[[], dict[str, Any]] = dict
-    allocation: Callable[[], SlurmAllocation | None] = lambda: None
     restart_reason: Callable[[], Awaitable[str]] | None = None
     read_sizes: Callable[[], Awaitable[None]] | None = None
     draining: str | None = None
@@ -189,8 +188,10 @@ class Routes:
         elif path == "/v1/status":
             runs = () if self.runs is None else await self.runs.statuses()
             shown = tuple(run.model_copy(update={"command": ()}) for run in runs)
-            facts = {"runs": shown, "slurm": self.allocation()}
-            body = (await inspection.status()).model_copy(update=facts).model_dump(mode="json")
+            report = self.job_facts().get("slurm")
+            slurm = None if report is None else SlurmAllocation.model_validate(report)
+            added = {"runs": shown, "slurm": slurm}
+            body = (await inspection.status()).model_copy(update=added).model_dump(mode="json")
         else:
             body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
         return Response(HTTPStatus.OK, body)

@@ -21,6 +21,7 @@ from meshgate_gateway.sessions.session_manager import ConnectRequest
 from meshgate_gateway.sessions.session_table import Admission, Gone, Sessions
 from meshgate_wire import PROTOCOL_VERSION
 from meshgate_wire.proof import Prover, gateway_name, new_nonce
+from meshgate_wire.status import JobStatus, SlurmAllocation
 from tests.gateway.captured_logs import capture_logs
 from tests.gateway.server_process import TOKEN, ServerProcess, handshake, request
 
@@ -336,3 +337,25 @@ def test_the_gateway_of_a_job_reads_its_numbers_of_hosts_again_on_request(failur
     assert read is not None
     assert (described.body["meshes"], read.status) == (meshes if failure else {"workers": 2}, status)
     assert read.body.get("meshes") == (None if failure else {"workers": 3})
+
+
+# --- what Slurm has allocated
+
+
+@pytest.mark.parametrize("facts", [{}, {"slurm": {"job_id": 7, "state": "RUNNING", "partition": "gpu", "nodes": 2}}])
+def test_the_status_of_a_slurm_job_shows_what_the_description_of_the_job_says(facts: dict[str, Any]) -> None:
+    async def status() -> JobStatus:
+        return JobStatus(gateway_version="1", python="3.11", meshes={})
+
+    async def respond() -> Response | None:
+        sessions = SimpleNamespace(inspection=SimpleNamespace(status=status))
+        parts: Any = (TokenAuthenticator(SecretStr(TOKEN)), sessions, None, None)
+        asked = HeadParser().feed(request("/v1/status", token=TOKEN))
+        assert asked is not None
+        with socket.socket() as connection:
+            return await Routes(*parts, job_facts=lambda: facts).respond(asked, connection)
+
+    response = asyncio.run(respond())
+    assert response is not None
+    slurm = JobStatus.model_validate(response.body).slurm
+    assert slurm == (SlurmAllocation(job_id=7, state="RUNNING", partition="gpu") if facts else None)
