@@ -51,28 +51,29 @@ T = TypeVar("T")
 _adapters: dict[Any, TypeAdapter[Any]] = {}  # by the type of record; each takes 2 ms to make
 
 
-# The next two functions import pydantic once they need it: it takes half the time of importing a job type, and a job on
-# this machine needs it only while its gateway starts.
-
-
 def read_record(kind: type[T], data: bytes | Mapping[str, Any]) -> T:
     """The ``kind``, a dataclass, of this JSON or these fields, each of which is validated.
 
     Raises pydantic's ValidationError, which is a ValueError.
     """
-    from pydantic import TypeAdapter  # noqa: PLC0415
-
-    if (adapter := _adapters.get(kind)) is None:
-        adapter = _adapters[kind] = TypeAdapter(kind)
+    adapter = _adapter_of(kind)
     record: T = adapter.validate_json(data) if isinstance(data, bytes) else adapter.validate_python(data)
     return record
 
 
 def dump_record(record: Any, exclude: set[str] | None = None) -> bytes:
     """The JSON of a dataclass, without the fields in ``exclude``."""
+    return _adapter_of(type(record)).dump_json(record, exclude=exclude)
+
+
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
+    # pydantic takes half the time of importing a job type, and a job on this machine needs it only while its gateway
+    # starts.
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    return TypeAdapter(type(record)).dump_json(record, exclude=exclude)
+    if (known := _adapters.get(kind)) is None:
+        known = _adapters[kind] = TypeAdapter(kind)
+    return known
 
 
 @dataclass(frozen=True, kw_only=True)
