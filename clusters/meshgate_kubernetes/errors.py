@@ -22,6 +22,8 @@ import re
 from contextlib import suppress
 from typing import Any
 
+BUSY = (429, 503)  # the API server, or a proxy before it, has not begun to handle the request
+
 
 class KubernetesError(Exception):
     """Base class of all errors of this package. ``str()`` is a sentence or a few lines for people."""
@@ -107,7 +109,7 @@ def rejection_error(code: int, data: bytes, *, host: str, source: str, request: 
 
 
 def _remedy(code: int, message: str) -> str:
-    if code in (429, 503):
+    if code in BUSY:
         return ". The API server, or a proxy before it, is overloaded or restarting: try again later"
     if "because it is being terminated" in message:
         return ". Choose another namespace, or wait until this one is gone and create it again"

@@ -17,7 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import urllib3
 
 from meshgate_kubernetes.errors import (
+    BUSY,
     Conflict,
     Forbidden,
     KubernetesError,
@@ -54,7 +55,6 @@ _RECONNECTS = 12
 """Attempts with increasing delays, half a minute in total."""
 PATIENCE = 180.0
 """Seconds for which ``Api.patiently`` repeats a request: longer than an API server restarts."""
-_BUSY = (429, 503)  # the API server, or a proxy before it, has not begun to handle the request
 _FIRST_PAUSE, _LONGEST_PAUSE, _WARN_AFTER = 0.2, 5.0, 5.0
 
 
@@ -243,18 +243,14 @@ class Api:
     def host(self) -> str:
         return str(self._configuration.host)
 
-    @contextmanager
-    def patiently(self) -> Iterator[None]:
+    def patiently(self) -> AbstractContextManager[None]:
         """Meanwhile, each request of this thread that the API server does not answer, or rejects because it is too busy
         or restarts, is repeated for up to ``PATIENCE`` seconds, unless it has never answered."""
-        with self._patience_of(PATIENCE):
-            yield
+        return self._patience_of(PATIENCE)
 
-    @contextmanager
-    def impatiently(self) -> Iterator[None]:
+    def impatiently(self) -> AbstractContextManager[None]:
         """Meanwhile, no request of this thread is repeated, although the caller is patient."""
-        with self._patience_of(0.0):
-            yield
+        return self._patience_of(0.0)
 
     @contextmanager
     def _patience_of(self, seconds: float) -> Iterator[None]:
@@ -473,7 +469,7 @@ class Api:
             try:
                 response = self._send(method, path, body, content_type, stream)
                 left = deadline - time.monotonic()
-                if response.status not in _BUSY or left <= 0:
+                if response.status not in BUSY or left <= 0:
                     return response
                 asked, problem = _retry_after(response), f"answers HTTP {response.status}"
             except Unreachable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
@@ -163,17 +163,15 @@ class FakeApi:
             if obj["metadata"]["uid"] in _owners(each) and _key(each) in self._objects:
                 self._drop(each)
 
-    @contextmanager
-    def patiently(self) -> Iterator[None]:
-        before, self._patience.lasts = getattr(self._patience, "lasts", False), True
-        try:
-            yield
-        finally:
-            self._patience.lasts = before
+    def patiently(self) -> AbstractContextManager[None]:
+        return self._with_patience(True)
+
+    def impatiently(self) -> AbstractContextManager[None]:
+        return self._with_patience(False)
 
     @contextmanager
-    def impatiently(self) -> Iterator[None]:
-        before, self._patience.lasts = getattr(self._patience, "lasts", False), False
+    def _with_patience(self, lasts: bool) -> Iterator[None]:
+        before, self._patience.lasts = getattr(self._patience, "lasts", False), lasts
         try:
             yield
         finally:
