@@ -57,6 +57,17 @@ def test_only_the_machine_of_a_gateway_says_that_it_has_ended(tmp_path: Path, st
     assert (state.alive, state.output) == (alive, "" if alive else "last words")
 
 
+def report_of_a_job_on_nodes(directory: Path) -> JobReport:
+    """What the login node says of job 7, whose gateway is to run on its first node."""
+    job = RunningSlurmJob(
+        apply_id="12345678", job_id=7, host="", directory=str(directory), socket="", pid=0, started="", token="",
+        meshes={"a": 1}, log_dir="", batch_log=str(directory / "batch.log"),
+    )  # fmt: skip
+    report = login._report(job.model_dump_json())
+    assert isinstance(report, JobReport)
+    return report
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_gateway_on_a_node_that_leaves_no_address_names_the_directory_that_is_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
@@ -65,12 +76,7 @@ def test_a_gateway_on_a_node_that_leaves_no_address_names_the_directory_that_is_
     status = JobStatus(job_id=7, state="RUNNING", expected_start=started)
     monkeypatch.setattr(commands, "jobs", lambda numbers: {7: status})
     (tmp_path / "batch.log").write_text("srun: no such directory")
-    job = RunningSlurmJob(
-        apply_id="12345678", job_id=7, host="", directory=str(tmp_path), socket="", pid=0, started="", token="",
-        meshes={"a": 1}, log_dir="", batch_log=str(tmp_path / "batch.log"),
-    )  # fmt: skip
-    report = login._report(job.model_dump_json())
-    assert isinstance(report, JobReport)
+    report = report_of_a_job_on_nodes(tmp_path)
     if late:
         assert f"did not leave its address in {tmp_path} within" in (report.failed or "")
         assert "and the nodes share this directory?\nThe last lines of the batch script:\n  srun" in (
@@ -84,12 +90,7 @@ def test_a_job_that_failed_with_its_log_elsewhere_names_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "jobs", lambda numbers: {7: JobStatus(job_id=7, state="FAILED")})
-    job = RunningSlurmJob(
-        apply_id="12345678", job_id=7, host="", directory=str(tmp_path), socket="", pid=0, started="", token="",
-        meshes={"a": 1}, log_dir="", batch_log=str(tmp_path / "batch.log"),
-    )  # fmt: skip
-    report = login._report(job.model_dump_json())
-    assert isinstance(report, JobReport)
+    report = report_of_a_job_on_nodes(tmp_path)
     assert f"does not have the log of the batch script, {tmp_path}/batch.log. Do the nodes share" in (
         report.failed or ""
     )

@@ -21,6 +21,7 @@ from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import (
     Argument,
     Call,
+    CallProgress,
     CancelCall,
     Failed,
     Failure,
@@ -92,6 +93,10 @@ class Called:
 
     def cast(self) -> None:
         self.casts += 1
+
+    def progress(self) -> list[CallProgress]:
+        """What the client has been sent of the progress of calls."""
+        return [each for header in self.sent.of(Progress) for each in header.calls]
 
     def call(self, number: int = 1, adverb: str = "call", target: int = ACTORS) -> object:
         header = Call(call=number, target=MeshRef(object=target), endpoint="step", adverb=adverb)  # type: ignore[arg-type]
@@ -482,8 +487,7 @@ async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_change
     called.call(2)
 
     def reports() -> list[tuple[int, int, bool, list[int]]]:
-        found = [progress for header in called.sent.of(Progress) for progress in header.calls]
-        return [(each.call, each.answered, each.first, list(each.waiting)) for each in found]
+        return [(each.call, each.answered, each.first, list(each.waiting)) for each in called.progress()]
 
     await until(lambda: len(reports()) == 2)
     assert reports() == [(1, 0, True, [0, 1]), (2, 0, False, [0, 1])]
@@ -510,8 +514,7 @@ async def test_the_progress_of_calls_to_actors_says_whether_one_has_ended(
     called.call(2)
 
     def reports() -> list[tuple[int, bool]]:
-        found = [progress for header in called.sent.of(Progress) for progress in header.calls]
-        return [(each.call, each.untried) for each in found]
+        return [(each.call, each.untried) for each in called.progress()]
 
     await until(lambda: reports() == [(1, True), (2, True)])
     for rank in range(2):
