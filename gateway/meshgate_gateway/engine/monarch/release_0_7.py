@@ -576,7 +576,8 @@ class Client:
 class Messages:
     """The accumulator of a port, which Monarch calls on threads of its own, one message at a time.
 
-    The port holds on to it and closes when its native receiver is dropped, so this must not refer to that receiver.
+    The port holds on to it and closes when its native receiver is dropped. So this must not refer to that receiver.
+    The callbacks of a future may, so the caller cancels one that it no longer waits for.
     """
 
     reducer = None  # messages of many ranks are passed on one by one
