@@ -167,7 +167,9 @@ def test_calls_after_a_bootstrap_that_raises_raise_an_actor_error(hosts: Any) ->
     with pytest.raises(kt.ActorError, match="ValueError: no device"):
         procs.initialized.get()
     later = spawn(procs, "later")
-    for _ in range(2):  # before and after the client knows that the actors do not come up
+    for round_trip in (False, True):  # before and after the client knows that the actors do not come up
+        if round_trip:
+            hosts.spawn_procs().initialized.get()
         with pytest.raises(kt.BootstrapFailed, match=r"(?s)earlier step failed: spawn_procs\(.*ValueError: no device"):
             later.add.call(1).get()
         with pytest.raises(kt.ActorError, match="ValueError: no device"):

@@ -170,7 +170,7 @@ class FakeGateway(WireServer):
         session.meshes[header.object] = mesh
         if buffers:
             for process in processes:
-                process.bootstrap(buffers[0].join(), self._failing(session, mesh))
+                process.bootstrap(buffers[0].join(), self._failing(session, mesh, header))
         self._kill_ranks(session)
 
     def _spawn_actors(self, session: _Session, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
@@ -182,7 +182,10 @@ class FakeGateway(WireServer):
             header.object, "actors", header.name, region, procs.hosts, procs.processes, procs.dead, parent=procs
         )
         session.meshes[header.object] = mesh
-        failure = procs.failure or self._refusal(procs, ranks)
+        if procs.failure is not None:
+            self._fail_mesh(session, mesh, procs.failure.model_copy(update={"kind": "step"}))
+            return
+        failure = self._refusal(procs, ranks)
         if failure is not None:
             self._fail_mesh(session, mesh, failure)
             return
@@ -231,10 +234,11 @@ class FakeGateway(WireServer):
         for pending in session.pending:
             pending.fail_if_dead()
 
-    def _failing(self, session: _Session, mesh: FakeMesh) -> Callable[[str], None]:
+    def _failing(self, session: _Session, mesh: FakeMesh, header: SpawnProcs) -> Callable[[str], None]:
         """Fails ``mesh`` with the traceback of its bootstrap, from any thread."""
+        step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
         return lambda report: self.do_soon(
-            self._fail_mesh, session, mesh, Failure(kind="actor", message=report, mesh=mesh.name)
+            self._fail_mesh, session, mesh, Failure(kind="actor", message=report, step=step, mesh=mesh.name)
         )
 
     def _fail_mesh(self, session: _Session, mesh: FakeMesh, failure: Failure) -> None:
