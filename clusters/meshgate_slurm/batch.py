@@ -49,7 +49,8 @@ def main() -> None:
             description = Path(job.directory) / "job.json"
             here = job.model_copy(update={"cluster": os.environ.get("SLURM_CLUSTER_NAME", "")})
             write_private(description, here.model_dump_json())
-            code = _run(shlex.split(sys.argv[1]), {JOB_FILE: str(description)})
+            command = [os.path.expanduser(word) for word in shlex.split(sys.argv[1])]  # ~/train.py, as a shell would
+            code = _run(command, {JOB_FILE: str(description)})
         finally:
             end_gateway(job)
     sys.exit(code)

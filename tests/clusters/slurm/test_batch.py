@@ -33,12 +33,24 @@ batch.main()
 CLIENT = "print('the client runs', flush=True); input()"
 
 
-def test_a_job_that_slurm_ends_leaves_neither_gateway_nor_files(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BATCH, shlex.join([sys.executable, "-c", CLIENT])]
+def batch_job(client: str, home: Path) -> subprocess.Popen[str]:
+    """A batch job that runs ``client``, with its home and its temporary files in ``home``."""
+    variables = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a", "HOME": str(home), "TMPDIR": str(home)}
     spec = SlurmSpec(meshes={"workers": 1}).model_dump_json()
-    environment = {**os.environ, SPEC: spec, "SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", BATCH, client]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, text=True, env=environment, stdin=pipe, stdout=pipe) as batch:
+    return subprocess.Popen(command, text=True, env={**os.environ, SPEC: spec, **variables}, stdin=pipe, stdout=pipe)
+
+
+def test_the_command_may_name_files_below_the_home(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(*sys.argv)")
+    with batch_job("python ~/train.py a~/b", tmp_path) as batch:
+        output, _ = batch.communicate(timeout=TIMEOUT)
+    assert (batch.returncode, output) == (0, f"{tmp_path}/train.py a~/b\nthe gateway has ended\n")
+
+
+def test_a_job_that_slurm_ends_leaves_neither_gateway_nor_files(tmp_path: Path) -> None:
+    with batch_job(shlex.join([sys.executable, "-c", CLIENT]), tmp_path) as batch:
         assert batch.stdout is not None
         assert batch.stdout.readline() == "the client runs\n"
         description, token = sorted(tmp_path.glob("meshgate-*/job/*"))
