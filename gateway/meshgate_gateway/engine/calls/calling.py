@@ -26,9 +26,10 @@ from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.failures import RequestFailed, failure_of, invalid
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
-from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop
+from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop, silent_position
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.records import ActorMesh, Timeline
+from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import Adopted, Call, CancelCall, Failed, Failure, Fault, Progress, stream_of, waiting_ranks
@@ -294,10 +295,13 @@ class Calling:
             return
         if not mesh.returned and (mesh.stopping or not reports_a_stop(str(error))):
             return
+        ranks = ranks_of(mesh.region)
+        silent = silent_position(str(error), len(ranks))
         for pending, _, stream in list(self._pending.values()):
             if pending.part is actors:
                 failure = failure_of(error).model_copy(update={"mesh": pending.mesh})
-                self._finish(pending, pending.fail(failure), stream)
+                dead = {} if silent is None else {ranks[silent]: failure.message}
+                self._finish(pending, pending.ranks_died(dead) or pending.fail(failure), stream)
 
     def _listen(self, pending: PendingCall, receiver: Any, stream: int, several: bool) -> None:
         receiving = self._monarch.receive_several(receiver) if several else self._monarch.receive(receiver)

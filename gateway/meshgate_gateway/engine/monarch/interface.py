@@ -31,6 +31,11 @@ _REFUSED = re.compile(
     r"undeliverable message to host_agent\.\S*?@(\S+):\n.*::SetClientConfig\n.*delivery failure: ttl expired", re.DOTALL
 )
 _STOPPED = re.compile(r"has status:\s+stopped\b")
+_SILENT = re.compile(r"\{(?P<point>[^{}]*)\}> has status:\s+stopped: no status received from process")
+_SILENT_HINT = (
+    ": the process has not answered for about half a minute. Its host may have lost its power or its network, or be "
+    "stopped. Slices of the other hosts still work, and you can spawn on them again"
+)
 _KILLED = "Killed(sig=9)"
 # The actor must be a child of the root: of an actor's own children, Monarch reports the same with the actor's rank.
 _EXITED = re.compile(
@@ -421,6 +426,8 @@ def error_text(error: BaseException) -> str:
             "longer: "
             'meshgate.config.configure(mesh_proc_spawn_max_idle="5m")'
         )
+    if _SILENT.search(report):
+        report += _SILENT_HINT
     return version_problem(report) or report
 
 
@@ -448,6 +455,17 @@ def refusing_address(report: str) -> str:
 def reports_a_stop(report: str) -> bool:
     """Whether ``report`` is about an actor that ended without a failure: Monarch reports that to calls alone."""
     return _STOPPED.search(report) is not None
+
+
+def silent_position(report: str, size: int) -> int | None:
+    """The position, in a mesh of ``size`` actors, of the one whose process no longer answers; None: it is not known.
+    Monarch reports that to calls alone, as the end of the actor, without its rank."""
+    if (found := _SILENT.search(report)) is None:
+        return None
+    position, extent = 0, 1
+    for at, of in re.findall(r"(\d+)/(\d+)", found["point"]):
+        position, extent = position * int(of) + int(at), extent * int(of)
+    return position if extent == size else None
 
 
 def exit_code(report: str) -> int | None:

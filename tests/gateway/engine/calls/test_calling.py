@@ -358,6 +358,7 @@ async def test_calls_on_a_returned_mesh_fail_with_the_next_fault_that_its_owner_
     await cancel_receives()
 
 
+SILENT = "stopped: no status received from process"
 STOPPED = RuntimeError("Supervision event: actor <root>.<A a{'gpus': 1/2}> has status:\n  stopped: enough")
 
 
@@ -374,6 +375,25 @@ async def test_calls_to_an_actor_that_stopped_itself_fail_and_those_to_others_go
     assert [(each.call, each.failure.kind) for each in failed] == [(0, "supervision"), (1, "supervision")]
     assert "stopped: enough" in failed[0].failure.message
     assert called.calling.is_running(2)
+    await cancel_receives()
+
+
+@pytest.mark.parametrize(
+    ("point", "ranks", "hosts"), [("'hosts': 1/2", (1,), {1: "workers-1"}), ("'gpus': 1/4", (), {})]
+)
+@async_test
+async def test_calls_to_a_process_that_does_not_answer_name_its_rank_and_host(
+    point: str, ranks: tuple[int, ...], hosts: dict[int, str]
+) -> None:
+    called = Called()
+    called.call(1)
+    report = f"Supervision event: actor <root>.<A a{{{point}}}> has status:\n  {SILENT}"
+    called.monarch.faults[0].set_exception(RuntimeError(report))
+    await turns()
+    (failed,) = called.sent.of(Failed)
+    assert (failed.failure.kind, failed.failure.mesh) == ("supervision", "actors")
+    assert (failed.failure.ranks, failed.failure.hosts) == (ranks, hosts)  # none if the point is not one of the mesh
+    assert "Its host may have lost its power or its network" in failed.failure.message
     await cancel_receives()
 
 

@@ -18,6 +18,7 @@ from meshgate_gateway.engine.monarch.interface import (
     refusing_address,
     reports_a_stop,
     running_positions,
+    silent_position,
     unreachable_addresses,
 )
 
@@ -102,6 +103,20 @@ def test_the_addresses_in_a_failed_attach_did_not_answer() -> None:
 
 def test_an_address_in_another_error_may_have_answered() -> None:
     assert unreachable_addresses("bootstrap failed at tcp:10.0.0.1:26600", ADDRESSES) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "size", "position"),
+    [
+        ("stopped: no status received from process", 8, 6),
+        ("stopped: no status received from process", 4, None),  # it is not about this mesh
+        ("stopped: enough", 8, None),
+    ],
+)
+def test_a_process_that_does_not_answer_has_a_position(status: str, size: int, position: int | None) -> None:
+    report = f"Supervision event: actor <root>.<train.A a{{'hosts': 1/2, 'gpus': 2/4}}> has status:\n  {status}"
+    assert silent_position(report, size) == position
+    assert error_text(RuntimeError(report)).endswith(status) == (status == "stopped: enough")
 
 
 def test_a_kill_is_reported_with_its_likely_cause() -> None:
