@@ -137,8 +137,10 @@ def duration_text(seconds: float) -> str:
     return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"
 
 
-def age_text(seconds: float) -> str:
-    """``5s``, ``12m``, ``3h``, ``2d``."""
+def age_text(seconds: float | None) -> str:
+    """``5s``, ``12m``, ``3h``, ``2d``; empty if it is not known."""
+    if seconds is None:
+        return ""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f}{unit}"

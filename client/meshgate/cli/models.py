@@ -43,7 +43,7 @@ class JobRow(Result):
     time_limit: float | None = Field(default=None, description="of a Slurm job, in seconds")
     seconds_left: float | None = Field(default=None, description="until Slurm ends the job; null: no end is known")
     meshes: dict[str, int] | None = Field(description="number of hosts by mesh; null: another version of meshgate's")
-    age: float = Field(description="seconds since it was started")
+    age: float | None = Field(description="seconds since it was started; null in `describe`: not known")
     owner: str = ""
     pid: int | None = Field(default=None, description="of the gateway, on this machine unless `machine` is set")
     machine: str = Field(default="", description="the other machine or container on which it was started, if any")

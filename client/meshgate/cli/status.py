@@ -228,7 +228,7 @@ def describe(job: JobTrait, namespace: str | None) -> Description:
         if entry.apply_id == apply_id:
             log = str(registry.log_file(apply_id))
             return Description(job=jobs.row_of(entry), gateway=gateway, log=log, status=status)
-    row = JobRow(id=apply_id, kind=type(job).__name__, meshes=status.meshes, age=0.0)
+    row = JobRow(id=apply_id, kind=type(job).__name__, meshes=status.meshes, age=None)
     return Description(job=row, gateway=gateway, status=status)
 
 

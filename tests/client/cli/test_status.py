@@ -248,6 +248,8 @@ def test_a_description_shows_objects_and_events_and_leaves_out_what_is_empty() -
     assert gateways == ["gateway   the gateway of train, meshgate 1.2, Python 3.11.7"]
     assert ["Pod/train-0", "BackOff", "3", "pulling", "failed"] in rows(text)
     assert "directory" not in text
+    elsewhere = found.model_copy(update={"job": job.model_copy(update={"age": None})})
+    assert not any(row[:1] == ["age"] for row in rows(shown(elsewhere)))
 
 
 class Job:
