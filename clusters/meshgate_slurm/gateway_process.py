@@ -152,9 +152,13 @@ def _read_line(descriptor: int, deadline: float) -> bytes:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Creates the file, for this user only."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    """Creates the file, for this user only. Raises OSError with the path, also if the disk is full."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def end_gateway(job: RunningSlurmJob) -> None:

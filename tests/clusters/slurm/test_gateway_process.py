@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,14 @@ import pytest
 from meshgate_processes.identity import identify_process
 from meshgate_slurm import commands, gateway_process
 from meshgate_slurm.commands import SlurmError
-from meshgate_slurm.gateway_process import TEMPORARY, end_gateway, own_address, remove_files, start_gateway
+from meshgate_slurm.gateway_process import (
+    TEMPORARY,
+    end_gateway,
+    own_address,
+    remove_files,
+    start_gateway,
+    write_private,
+)
 from meshgate_slurm.messages import Rejected, RunningSlurmJob
 from meshgate_slurm.spec import SlurmSpec
 
@@ -51,6 +59,16 @@ def test_the_files_of_a_killed_gateway_are_removed_with_its_temporary_ones(tmp_p
     remove_files(directory)
     remove_files(directory)  # may be called again
     assert os.listdir(tmp_path) == ["other"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as on a full disk, the file can be created
+    try:
+        with pytest.raises(OSError, match=f"{tmp_path}/token"):
+            write_private(tmp_path / "token", "secret")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_process_that_reuses_the_pid_of_a_gateway_is_not_ended() -> None:
