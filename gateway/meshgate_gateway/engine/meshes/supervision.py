@@ -71,9 +71,11 @@ class Supervision:
         """Monarch reports that ranks of an actor mesh failed."""
         for number, known in self._objects.items():
             if isinstance(known, ActorMesh) and known.unique_name == fault.mesh and fault.mesh:
-                ranks = fault.ranks or tuple(ranks_of(known.region))
+                spawned = ranks_of(known.region)  # on a slice of processes, whose ranks are others than Monarch's
+                failed = tuple(spawned[at] for at in fault.ranks if at < len(spawned))
+                ranks = failed or tuple(spawned)
                 if known.procs is not None and (code := exit_code(fault.report)) is not None:
-                    known.procs.dead.exited(fault.ranks, code)
+                    known.procs.dead.exited(failed, code)
                 report = functools.partial(self._died, number, known, ranks, fault.report)
                 if TERMINATED in fault.report:
                     if known.procs is not None:

@@ -75,6 +75,15 @@ def test_a_fault_is_reported_once_with_the_hosts_of_its_ranks() -> None:
     assert supervised.ranks_died == [supervised.actors]
 
 
+def test_monarch_counts_the_ranks_of_actors_on_a_slice_from_its_first() -> None:
+    supervised = Supervised()
+    supervised.actors.region = supervised.procs.region.model_copy(update={"offset": 2, "sizes": (1, 2)})
+    supervised.supervision.fault(Fault("actors-unique", (1,), "exit code 3"))
+    (reported,) = supervised.sent.of(FaultMessage)
+    assert (reported.ranks, reported.hosts) == ((3,), {3: "workers-1"})
+    assert supervised.actors.dead == {3: "exit code 3"}
+
+
 def test_calls_are_answered_before_the_fault_is_reported() -> None:
     supervised = Supervised()
     reports_before: list[int] = []
