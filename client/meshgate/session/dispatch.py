@@ -17,7 +17,7 @@ from meshgate.session.inbox import Inbox
 from meshgate.session.objects import EndingHost, ObjectTable
 from meshgate.session.output.aggregation import Aggregator
 from meshgate.session.output.printer import OutputPrinter, kind_of
-from meshgate.session.pending_calls import PendingAck, PendingCalls, Reader
+from meshgate.session.pending_calls import PendingAck, PendingCall, PendingCalls, Reader
 from meshgate.session.serial_thread import SerialThread
 from meshgate_wire import Fragments, Header, MessageReceived, MessageTooLarge
 from meshgate_wire.messages import (
@@ -194,7 +194,10 @@ class Dispatcher:
             if self.returns is not None:
                 self.returns.arrived(call, header, message.buffers)
             call.unprinted = self._printer.unprinted()
-            if call.failure_received(self._reader, header, message.buffers):
+            found = self._objects.failure_of(call.target) if _is_of_creation(call, header.failure) else None
+            if found is not None and found[0].failure is not None:  # the same error as for calls that are not sent
+                self._fail_call(header.call, dependency_failure(self._objects, call.target, call.endpoint))
+            elif call.failure_received(self._reader, header, message.buffers):
                 self._calls.pop(header.call)
 
     def _keeps(self, header: Keeps, message: MessageReceived) -> None:
@@ -284,3 +287,8 @@ class Dispatcher:
             if self.marks is not None and header.number:
                 self.marks.message_arrived(header.port, header.number)
             inbox.put(message)
+
+
+def _is_of_creation(call: PendingCall, failure: Failure) -> bool:
+    """Whether a call failed because an object could not be created, perhaps its own target."""
+    return failure.kind == "step" or (failure.kind == "actor" and isinstance(call, PendingAck))

@@ -160,16 +160,20 @@ class ObjectTable:
         return [remote.number for remote in unreferenced if base is remote or base in remote.ancestors]
 
     def failure_of(self, number: int) -> tuple[RemoteObject, Failure] | None:
-        """The failed or stopped object among ``number`` and its ancestors, with the reason; None if all work."""
+        """The failed or else stopped object among ``number`` and its ancestors, with the reason; None if all work.
+
+        What could not be created failed for this reason, also if the program has stopped it meanwhile.
+        """
         remote = self._objects.get(number)
         if remote is None:
             return None
-        if remote.failure is not None or remote.stopped:
-            return _failure(remote)
-        for ancestor in remote.ancestors:  # on the path of every call: no recursion
-            if ancestor.failure is not None or ancestor.stopped:
-                return _failure(ancestor)
-        return None
+        stopped = None
+        for each in (remote, *remote.ancestors):  # on the path of every call: no recursion
+            if each.failure is not None:
+                return each, each.failure
+            if stopped is None and each.stopped:
+                stopped = each
+        return None if stopped is None else (stopped, _stopped(stopped))
 
     def lose_ranks(self, number: int, ranks: Sequence[int], reason: str) -> None:
         """Notes that ranks of a mesh died."""
@@ -206,8 +210,6 @@ _STOPPED = {
 }
 
 
-def _failure(remote: RemoteObject) -> tuple[RemoteObject, Failure]:
-    if remote.failure is not None:
-        return remote, remote.failure
+def _stopped(remote: RemoteObject) -> Failure:
     message = f"{_STOPPED[remote.kind].format(name=repr(remote.name))} was stopped: {remote.stopped}"
-    return remote, Failure(kind="supervision", message=message, mesh=remote.name)
+    return Failure(kind="supervision", message=message, mesh=remote.name)

@@ -5,14 +5,15 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import pytest
 
 from meshgate.actors.api import MonarchActorError
 from meshgate.errors import (
     ActorError,
+    BootstrapFailed,
     EngineDiedError,
     GatewayError,
     GatewayFault,
@@ -24,7 +25,7 @@ from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.objects import ObjectTable
-from meshgate.session.pending_calls import PendingCalls
+from meshgate.session.pending_calls import PendingCalls, PendingValue
 from meshgate.session.settings import ClientSettings
 from meshgate_wire import Fragments, Header, Session
 from meshgate_wire.messages import (
@@ -40,9 +41,11 @@ from meshgate_wire.messages import (
     Fault,
     Host,
     HostsAttached,
+    ObjectFailed,
     Output,
     OutputLine,
     Returned,
+    Stop,
     Values,
     stream_of,
 )
@@ -156,6 +159,46 @@ def test_a_host_mesh_of_another_size_than_the_jobs_fails(gateway: ScriptedGatewa
     mesh: Any = client.attach_hosts("workers", 3).spawn("counters", Counter)
     with pytest.raises(StepFailedError, match=r"has 2 hosts, but the job has 3 .* call job\.apply\(\), then"):
         mesh.add.call(1).get(timeout=20)
+
+
+@pytest.mark.parametrize("kind", ["actor", "supervision"])
+def test_a_mesh_that_could_not_be_created_fails_requests_with_one_error_whenever_they_are_sent(
+    gateway: ScriptedGateway, client: Client, kind: Literal["actor", "supervision"]
+) -> None:
+    failure = Failure(kind=kind, message="Traceback:\nValueError: no device", step="spawn_procs({})", mesh="procs")
+    because_of_it = failure.model_copy(update={"kind": "step"})
+    requests: list[Any] = []
+    for request in (Call, Stop):
+        gateway.on[request] = lambda _, header, __: requests.append(header)
+
+    def refuse(header: Any) -> None:
+        session = gateway.session()
+        session.send(Failed(call=header.call, failure=because_of_it), stream=stream_of(header.target.object))
+
+    def errors(mesh: Any, procs: Any, between: Callable[[], object] = lambda: None) -> list[tuple[type, type, str]]:
+        futures = [mesh.add.call(1), mesh.stop(), procs.stop()]
+        between()
+        raised = [future.exception(timeout=20) for future in futures]
+        return [(type(error), type(error.__cause__), str(error)) for error in raised]
+
+    hosts = client.attach_hosts("workers", 2)
+    procs = hosts.spawn_procs(name="procs")
+    mesh: Any = procs.spawn("counters", Counter)
+
+    def fail() -> None:
+        wait_for(lambda: len(requests) == 3, "the requests")
+        gateway.do(lambda: gateway.session().send(ObjectFailed(object=procs._object, failure=failure)))
+
+    in_flight = errors(mesh, procs, fail)
+    gateway.on[Stop] = lambda _, header, __: refuse(header)
+    assert errors(mesh, procs) == in_flight
+    later = PendingValue(mesh._object, "counters.add")  # sent by a thread when the failure had yet to arrive
+    hosts._client.calls.add(later)
+    gateway.do(lambda: refuse(requests[0].model_copy(update={"call": later.number})))
+    error = later.future.exception(timeout=20)
+    assert (type(error), type(error.__cause__), str(error)) == in_flight[0]
+    assert issubclass(in_flight[0][0], BootstrapFailed if kind == "actor" else StepFailedError)
+    assert all("was stopped" not in text for *_, text in in_flight)
 
 
 def test_output_of_actors_is_printed_with_its_label(

@@ -48,6 +48,13 @@ def test_the_failure_of_the_step_itself_counts_whichever_is_reported_first() -> 
     assert objects.failure_of(actors) == (objects.get(actors), because_of_it)
 
 
+def test_what_could_not_be_created_failed_for_this_reason_although_it_was_stopped() -> None:
+    objects, _, procs, actors = family()
+    objects.stop(actors, "stopped by client")
+    objects.fail(procs, FAILURE)
+    assert objects.failure_of(actors) == (objects.get(procs), FAILURE)
+
+
 def test_a_stopped_object_fails_its_descendants() -> None:
     objects, hosts, procs, actors = family()
     remote = objects.get(procs)

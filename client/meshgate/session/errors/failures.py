@@ -185,6 +185,8 @@ def dependency_failure(
     failed, failure = found if found is not None else (None, reason)
     assert failure is not None
     own_bootstrap = failed is not None and failed.number == number and failure.kind == "actor"
+    if failed is not None and failed.kind == "procs" and failure.kind == "actor":
+        failure = failure.model_copy(update={"step": ""})  # which is what failed, not a call whose result is missing
     only_stopped = failed is not None and failed.stopped and failed.failure is None
     target = objects.get(number)
     if only_stopped and failed is not None and target is not None and target.kind == "kept":

@@ -11,7 +11,7 @@ from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send, St
 from meshgate_gateway.engine.monarch.interface import Stopper
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, as_cause
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Done, Initialized, Region, Release, Stop, stream_of
 
@@ -71,9 +71,7 @@ class Lifetimes:
         self._start_task(self._answer(header, self._wait_initialized(header)))  # later messages need not wait for it
 
     async def _wait_initialized(self, header: Initialized) -> None:
-        failure = self._objects.failure(header.target.object)
-        if failure is not None and failure.kind == "actor":
-            raise RequestFailed(failure)  # a bootstrap raised, as Monarch's `initialized` reports
+        self._require_created(header.target.object)
         known = await self._objects.wait(header.target.object)
         if isinstance(known, HostMesh):
             if header.whole:
@@ -108,8 +106,8 @@ class Lifetimes:
         wait = asyncio.ensure_future(self._monarch.wait_initialized(known.mesh))
         try:
             await asyncio.wait((wait,) if known.up is None else (wait, known.up), return_when=asyncio.FIRST_COMPLETED)
-            if known.given_up and (failure := self._objects.failure(number)):
-                raise RequestFailed(failure)
+            if known.given_up:
+                self._require_created(number)
             await wait
         finally:
             wait.cancel()
@@ -205,14 +203,30 @@ class Lifetimes:
         return known is not None and any(name in self._lost_hosts for name in known.names)
 
     async def _answer(self, header: Stop | Initialized, work: Awaitable[None]) -> None:
+        number = header.target.object
+        known = self._objects.get(number)
+        created = known.up if isinstance(known, (ProcMesh, ActorMesh)) else None
+
         async def done() -> None:
-            await work
+            try:
+                await work
+            except Exception:
+                if created is not None:  # it knows why the mesh could not be created; Monarch may only know that
+                    await asyncio.wait([created])
+                self._require_created(number)
+                raise
             # After what was sent about the hosts: that they are attached, or no longer about to end.
-            of_hosts = isinstance(self._objects.get(header.target.object), HostMesh)
-            stream = CONTROL_STREAM if of_hosts else stream_of(header.target.object)
-            self._send(Done(call=header.call), stream=stream)
+            of_hosts = isinstance(self._objects.get(number), HostMesh)
+            self._send(Done(call=header.call), stream=CONTROL_STREAM if of_hosts else stream_of(number))
 
         await self._failures.guard(header, done())
+
+    def _require_created(self, number: int) -> None:
+        """Raises RequestFailed if the object could not be created: with the exception of a bootstrap, as Monarch's
+        ``initialized``."""
+        failure = self._objects.failure(number)
+        if failure is not None:
+            raise RequestFailed(failure if failure.kind == "actor" else as_cause(failure))
 
     def release(self, header: Release, buffers: Sequence[Fragments]) -> None:
         """The client no longer refers to these objects.

@@ -24,7 +24,7 @@ from meshgate_gateway.engine.monarch.interface import (
 )
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import procs_region, rank_region, ranks_of
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker, as_cause
 from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Failure, GetControllers, MeshRef, SpawnActors, SpawnProcs
@@ -183,14 +183,15 @@ class Spawning:
         except Exception as error:  # noqa: BLE001 - Monarch's exceptions have no common base
             if actors.stopping:
                 return
-            actors.failed = await self._procs_failure(header, procs) or Failure(
+            failure = await self._procs_failure(header, procs) or Failure(
                 kind="supervision",
                 message=error_text(error),
                 step=f"spawn({header.name!r}, {header.class_name})",
                 mesh=header.name,
             )
+            actors.failed = as_cause(failure)
+            self._failures.object_failed(header.object, failure)  # first: calls in flight fail as later ones do
             self._report_failed(actors)
-            self._failures.object_failed(header.object, actors.failed)
         else:
             self._report_up(actors)
 

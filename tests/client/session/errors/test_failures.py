@@ -352,7 +352,7 @@ def test_processes_whose_bootstrap_raised_fail_with_an_actor_error_and_what_is_s
     objects = ObjectTable()
     procs = objects.create("procs", "trainers", "spawn_procs({'gpus': 2})")
     actors = objects.create("actors", "counters", "spawn", (procs.number,))
-    objects.fail(procs.number, Failure(kind="actor", message=TRACEBACK, mesh="trainers"))
+    objects.fail(procs.number, Failure(kind="actor", message=TRACEBACK, mesh="trainers", step=procs.step))
     error = dependency_failure(objects, procs.number, "trainers.initialized")()
     assert isinstance(error, ActorError)
     assert str(error) == f"trainers.initialized failed: ValueError: no device\n{TRACEBACK.rstrip()}"
@@ -361,6 +361,7 @@ def test_processes_whose_bootstrap_raised_fail_with_an_actor_error_and_what_is_s
     assert isinstance(dependent, BootstrapFailed)
     assert dependent.step == "spawn_procs({'gpus': 2})"
     assert isinstance(dependent.__cause__, ActorError)
+    assert str(dependent.__cause__) == f"trainers failed: ValueError: no device\n{TRACEBACK.rstrip()}"
     assert (dependent.message, dependent.exception_formatted) == ("ValueError: no device", TRACEBACK)
     with pytest.raises(MonarchActorError):
         raise dependent

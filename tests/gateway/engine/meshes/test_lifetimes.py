@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,7 +13,7 @@ from meshgate_gateway.engine.meshes import lifetimes
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, as_cause
 from meshgate_wire.messages import Done, Failed, Failure, Host, Initialized, MeshRef, Region, Release, Stop, stream_of
 from tests.gateway.engine.fakes import (
     FakeMesh,
@@ -117,7 +117,38 @@ async def test_processes_that_were_given_up_with_a_lost_host_are_not_waited_for(
     session.objects.add(PROCS, failure := Failure(kind="supervision", message="workers-1: evicted", mesh="procs"))
     session.procs.up.set_result(None)
     await until(lambda: session.sent.messages)
-    assert session.sent.of(Failed) == [Failed(call=9, failure=failure)]
+    assert session.sent.of(Failed) == [Failed(call=9, failure=as_cause(failure))]
+
+
+@pytest.mark.parametrize("request_", ["initialized", "stop"])
+@pytest.mark.parametrize("target", [PROCS, ACTORS])
+@pytest.mark.parametrize("kind", ["actor", "supervision"])
+@async_test
+async def test_a_mesh_that_could_not_be_created_fails_its_requests_with_the_reason_that_is_yet_to_come(
+    kind: Literal["actor", "supervision"], target: int, request_: str
+) -> None:
+    session = Session()
+    record = session.procs if target == PROCS else session.actors
+    record.up = asyncio.get_running_loop().create_future()
+    mesh: FakeMesh = session.procs.mesh if target == PROCS else session.actors.actors
+
+    async def refuse(_: FakeMesh) -> None:
+        raise LookupError("Monarch's own")
+
+    session.monarch.stopping = refuse
+    if request_ == "initialized":
+        mesh.ready = asyncio.get_running_loop().create_future()
+        mesh.ready.set_exception(LookupError("Monarch's own"))
+        session.initialized(target)
+    else:
+        await session.lifetimes.stop(Stop(call=9, target=MeshRef(object=target), reason="enough"), ())
+    await turns()
+    assert session.sent.messages == []
+    session.objects.add(target, failure := Failure(kind=kind, message="no device", step="spawn_procs({})"))
+    record.up.set_result(None)
+    await until(lambda: session.sent.messages)
+    expected = failure if kind == "actor" else as_cause(failure)
+    assert session.sent.of(Failed) == [Failed(call=9, failure=expected)]
 
 
 @async_test

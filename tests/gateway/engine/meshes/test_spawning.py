@@ -13,7 +13,7 @@ from meshgate_gateway.engine.meshes.spawning import SessionControllers, Spawning
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker, as_cause
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Argument,
@@ -71,11 +71,15 @@ class Spawned:
             bring_up_to_date=self._bring_up_to_date,
             end_processes=self.ended.append,
             actors_up=self.up.append,
-            actors_failed=self.failed.append,
+            actors_failed=self._actors_failed,
             watch=lambda number, procs: self.watched.append((number, procs)),
             version_problem=lambda hosts: self.version_problems.get(hosts[0], ""),
             deliver_kept=self._deliver_kept,
         )
+
+    def _actors_failed(self, actors: ActorMesh) -> None:
+        assert ObjectFailed(object=ACTORS, failure=self.failure(ACTORS)) in self.sent.of(ObjectFailed)
+        self.failed.append(actors)
 
     async def wait_for_version(self, version: str, hosts: Sequence[str]) -> str:
         if self.refused:
@@ -339,8 +343,9 @@ async def test_a_constructor_that_raises_fails_the_mesh_and_its_calls() -> None:
     await until(lambda: spawned.sent.messages)
     failure = spawned.failure(ACTORS)
     assert (failure.message, failure.step) == ("ValueError: no such model", "spawn('actors', a.Actor)")
+    await until(lambda: spawned.failed)
     assert spawned.failed == [actors]
-    assert actors.failed == failure
+    assert actors.failed == as_cause(failure)
     assert actors.up is not None
     await actors.up
 
