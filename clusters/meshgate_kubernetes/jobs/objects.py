@@ -49,8 +49,8 @@ def create_parent(api: Api, spec: JobSpec, owner: str = "", groups: Sequence[str
         with contextlib.suppress(KubernetesError):
             existing = api.get("ConfigMap", Names(spec.name).parent, spec.namespace)
             if (existing["metadata"].get("annotations") or {}).get(manifests.ATTEMPT_ANNOTATION) == attempt:
-                if isinstance(error, Conflict):  # with the first of two requests, whose answer was lost
-                    return existing
+                if isinstance(error, (Conflict, Rejected)):  # with the first of two requests, whose answer was lost,
+                    return existing  # so that the second finds the name, or all of the quota, in use
                 api.delete("ConfigMap", existing["metadata"]["name"], spec.namespace, uid=existing["metadata"]["uid"])
         raise
 
@@ -113,12 +113,12 @@ def _create_or_keep(api: Api, spec: JobSpec, obj: Object) -> Object:
                 f"{kind} {name!r} in namespace {spec.namespace!r} exists and does not belong to job {spec.name!r}: "
                 "choose another name for the job"
             ) from None
-        return _replace(api, obj, existing["uid"])
+        _delete_earlier(api, kind, name, spec.namespace, existing["uid"])
+        return _create_or_keep(api, spec, obj)  # a conflict again if the answer is lost and the request repeated
 
 
-def _replace(api: Api, obj: Object, uid: str) -> Object:
-    """Replaces an object of an earlier job of this name, whose parent was deleted without it."""
-    kind, name, namespace = obj["kind"], obj["metadata"]["name"], obj["metadata"]["namespace"]
+def _delete_earlier(api: Api, kind: str, name: str, namespace: str, uid: str) -> None:
+    """Deletes an object of an earlier job of this name, whose parent was deleted without it."""
     with contextlib.suppress(NotFound):
         api.delete(kind, name, namespace, propagation="Foreground", uid=uid)
     with Observer(api, namespace, [WatchTarget(kind)]) as observer:
@@ -127,7 +127,6 @@ def _replace(api: Api, obj: Object, uid: str) -> Object:
         )
     if not gone:
         raise Rejected(f"{kind} {name!r} of an earlier job was deleted, but still exists after {DELETE_TIMEOUT:g} s")
-    return api.create(obj)
 
 
 def read_spec(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -162,6 +163,12 @@ def test_a_selector_is_text_or_a_mapping() -> None:
     assert selector_text({"a": "b", "c": 1}) == "a=b,c=1"
     with pytest.raises(TypeError, match="the value of 'a' must be text, not True"):
         selector_text({"a": True})
+
+
+def test_the_text_of_a_selection_says_what_is_selected() -> None:
+    assert repr(Compute(selector={"a": "b"})) == "Compute(selector='a=b')"
+    assert repr(Compute(selector="a=b", replicas=2)) == "Compute(selector='a=b', replicas=2)"
+    assert re.fullmatch(r"Compute\(image='.*', replicas=1\)", repr(Compute(image="pytorch/pytorch")))
 
 
 def test_a_validation_error_names_each_argument() -> None:

@@ -148,6 +148,49 @@ def test_an_object_of_another_owner_is_a_conflict() -> None:
         create(cluster)
 
 
+class LosingAnswers(FakeApi):
+    """Loses the answer to each creation, and then refuses the repeated request."""
+
+    def __init__(self, refusal: type[KubernetesError]) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    def create(self, obj: Object) -> Object:
+        super().create(obj)
+        raise self._refusal(f"{obj['kind']} cannot be created twice")
+
+
+@pytest.mark.parametrize("refusal", [Conflict, Rejected])  # Rejected: the first request has used up the quota
+def test_a_parent_whose_answer_was_lost_is_kept(refusal: type[KubernetesError]) -> None:
+    cluster = LosingAnswers(refusal)
+    parent = objects.create_parent(cast("Api", cluster), job())
+    assert parent == cluster.get("ConfigMap", "trainer", "team")
+
+
+def test_a_parent_that_may_not_be_created_is_not_taken_from_another_program() -> None:
+    class Refusing(FakeApi):
+        def create(self, obj: Object) -> Object:
+            raise Rejected("exceeded quota")
+
+    cluster = Refusing()
+    FakeApi.create(cluster, {"kind": "ConfigMap", "metadata": {"namespace": "team", "name": "trainer"}})
+    with pytest.raises(Rejected, match="quota"):
+        objects.create_parent(cast("Api", cluster), job())
+    assert cluster.left() == [("ConfigMap", "team", "trainer")]
+
+
+def test_objects_of_an_earlier_job_are_replaced_although_answers_are_lost() -> None:
+    cluster = LosingAnswers(Conflict)
+    parent = create(cluster)
+    cluster.drop_alone("ConfigMap", "trainer", "team")
+    stale = cluster.get("Service", "trainer-gateway", "team")["metadata"]["uid"]
+    again = create(cluster)
+    assert again["metadata"]["uid"] != parent["metadata"]["uid"]
+    service = cluster.get("Service", "trainer-gateway", "team")["metadata"]
+    assert service["uid"] != stale
+    assert [each["uid"] for each in service["ownerReferences"]] == [again["metadata"]["uid"]]
+
+
 def test_deleting_a_job_leaves_no_object_and_deleting_it_again_does_nothing() -> None:
     cluster = FakeApi()
     parent = create(cluster)
