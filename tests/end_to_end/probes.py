@@ -61,6 +61,19 @@ class Probe(Actor):
         RELEASED.wait(60.0)
 
     @endpoint
+    def sleep_or_fail(self, port: kt.Port[str], failing: int) -> None:
+        """As ``sleep``, except for the rank ``failing``."""
+        if current_rank().rank == failing:
+            raise KeyError("no such key")
+        RELEASED.clear()
+        port.send("asleep")
+        RELEASED.wait(60.0)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
     def release(self) -> None:
         RELEASED.set()
 
@@ -72,6 +85,16 @@ class Probe(Actor):
     @endpoint
     def refuse(self, port: kt.Port[int]) -> None:
         port.exception(LookupError("no"))
+
+
+class Announcing(Actor):
+    def __init__(self, port: kt.Port[str]) -> None:
+        port.send("started")
+        self._port = port
+
+    @endpoint
+    def announce(self, text: str) -> None:
+        self._port.send(text)
 
 
 class AsyncProbe(Actor):

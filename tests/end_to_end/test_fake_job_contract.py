@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +17,7 @@ import meshgate as kt
 from meshgate import MeshgateError, ProcessJob, SupervisionError
 from meshgate.testing import FakeJob
 from tests.end_to_end.conftest import FaultsOf
-from tests.end_to_end.probes import RELEASED, AsyncProbe, Probe, refuse_to_start
+from tests.end_to_end.probes import RELEASED, Announcing, AsyncProbe, Probe, refuse_to_start
 from tests.waiting import wait_for
 
 
@@ -27,10 +30,15 @@ def start_real() -> ProcessJob:
 
 
 @pytest.fixture(scope="module", params=[start_fake, start_real], ids=["fake", "real"])
-def hosts(request: pytest.FixtureRequest) -> Iterator[Any]:
+def job(request: pytest.FixtureRequest) -> Iterator[FakeJob | ProcessJob]:
     start: Callable[[], FakeJob | ProcessJob] = request.param
     with start() as job:
-        yield job.state(cached_path=None).workers
+        yield job
+
+
+@pytest.fixture(scope="module")
+def hosts(job: FakeJob | ProcessJob) -> Any:
+    return job.state(cached_path=None).workers
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +63,17 @@ def own_procs(hosts: Any) -> Iterator[Any]:
 
 def spawn(procs: Any, name: str, *arguments: Any) -> Any:
     return procs.spawn(name, Probe, *arguments)
+
+
+def errors_of(failed: Any) -> list[Any]:
+    """Of requests for actors that cannot be spawned: some may be in flight when the client learns of it, others are
+    made later."""
+
+    def requests() -> list[Any]:
+        calls = [failed.add.call(1), failed.slice(hosts=0).add.call(1), failed.add.choose(1), *failed.add.stream(1)]
+        return [*calls, failed.initialized]
+
+    return [future.exception(60) for future in requests()] + [future.exception(60) for future in requests()]
 
 
 def test_slices_keep_state_and_number_their_ranks(procs: Any) -> None:
@@ -132,16 +151,30 @@ def test_what_is_no_exception_ends_the_actor_of_its_rank(own_procs: Any, faults_
         lambda: sorted((each.mesh_name, each.ranks) for each in faults) == [(name, (1,)) for name in sorted(errors)],
         "the faults to be reported",
     )
-    with pytest.raises(MeshgateError, match="spawn new processes"):
-        spawn(own_procs, "beside").add.call(1).get()
+    for error in errors_of(spawn(own_procs, "beside")):
+        assert type(error) is kt.StepFailedError
+        assert isinstance(error.__cause__, SupervisionError)
+        assert "spawn new processes" in str(error)
     assert spawn(own_procs.slice(hosts=0), "apart").add.call(1).get().values() == [1]
 
 
+def test_an_actor_on_a_slice_of_processes_that_ends_fails_its_call_and_is_reported_at_its_rank(
+    own_procs: Any, faults_of: FaultsOf
+) -> None:
+    faults = faults_of("on a slice")
+    probes = spawn(own_procs.slice(hosts=1), "on a slice")
+    with pytest.raises(SupervisionError, match=r"(?s)SystemExit: 3.*on workers-1"):
+        probes.end_on.call(0, SystemExit).get(60)
+    wait_for(lambda: faults, "the fault to be reported")
+    assert [(each.ranks, dict(each.hosts)) for each in faults] == [((1,), {1: "workers-1"})]
+
+
 def test_sys_exit_in_an_async_endpoint_ends_the_actor(own_procs: Any, faults_of: FaultsOf) -> None:
-    faults_of("exiting")
+    faults = faults_of("exiting")
     exiting: Any = own_procs.slice(hosts=0).spawn("exiting", AsyncProbe)
     with pytest.raises(SupervisionError, match="SystemExit: 3"):
         exiting.end.call().get()
+    wait_for(lambda: faults, "the fault to be reported")
 
 
 @pytest.mark.parametrize("rank", [-1, 1])
@@ -162,18 +195,31 @@ def test_a_constructor_that_raises_ends_its_actor(own_procs: Any, faults_of: Fau
 def test_calls_after_a_bootstrap_that_raises_raise_an_actor_error(hosts: Any) -> None:
     procs = hosts.spawn_procs(bootstrap=refuse_to_start)
     probes = spawn(procs, "started")
-    with pytest.raises(kt.ActorError, match="ValueError: no device"):
-        probes.add.call(1).get()
-    with pytest.raises(kt.ActorError, match="ValueError: no device"):
-        procs.initialized.get()
-    later = spawn(procs, "later")
-    for round_trip in (False, True):  # before and after the client knows that the actors do not come up
-        if round_trip:
-            hosts.spawn_procs().initialized.get()
-        with pytest.raises(kt.BootstrapFailed, match=r"(?s)earlier step failed: spawn_procs\(.*ValueError: no device"):
-            later.add.call(1).get()
-        with pytest.raises(kt.ActorError, match="ValueError: no device"):
-            later.initialized.get()
+    for error in errors_of(probes) + errors_of(spawn(procs, "later")):
+        assert type(error) is kt.BootstrapFailed
+        assert re.search(r"(?s)earlier step failed: spawn_procs\(.*ValueError: no device", str(error))
+    for own in (procs.initialized, procs.stop()):
+        assert type(own.exception(60)) is kt.ActorError
+        assert "ValueError: no device" in str(own.exception(60))
+
+
+@pytest.mark.parametrize("request_", ["initialized", "stop"])
+def test_a_request_that_is_in_flight_when_a_bootstrap_raises_raises_its_error(hosts: Any, request_: str) -> None:
+    own = hosts.spawn_procs(bootstrap=refuse_to_start, name="own")
+    asked = own.initialized if request_ == "initialized" else own.stop()
+    with pytest.raises(kt.ActorError, match=rf"own.{request_} failed: ValueError: no device"):
+        asked.get(60)
+    probes = spawn(hosts.spawn_procs(bootstrap=refuse_to_start), "probes")
+    with pytest.raises(kt.BootstrapFailed, match=rf"(?s)probes.{request_} could not run because.*no device"):
+        (probes.initialized if request_ == "initialized" else probes.stop()).get(60)
+
+
+def test_no_actor_starts_in_processes_of_which_a_bootstrap_raised(hosts: Any) -> None:
+    port, receiver = kt.Channel.open()
+    hosts.spawn_procs(bootstrap=refuse_to_start).spawn("starting", Announcing, port)
+    sound = hosts.spawn_procs().spawn("sound", Announcing, port)
+    sound.announce.call("second").get()
+    assert [receiver.recv().get(60) for _ in range(4)].count("started") == 2
 
 
 def test_a_broadcast_that_raises_is_a_fault_and_ends_its_actor(own_procs: Any, faults_of: FaultsOf) -> None:
@@ -186,6 +232,40 @@ def test_a_broadcast_that_raises_is_a_fault_and_ends_its_actor(own_procs: Any, f
     with pytest.raises(SupervisionError, match="no such key"):
         probes.add.call(1).get()
     assert probes.slice(hosts=0).add.call(1).get().values() == [1]
+
+
+def test_a_call_behind_a_broadcast_that_raises_does_not_run(hosts: Any, faults_of: FaultsOf) -> None:
+    names = [f"broadcasting {number}" for number in range(8)]
+    faults = faults_of(*names)
+    for name in names:
+        procs = hosts.slice(hosts=0).spawn_procs()
+        probes = spawn(procs, name)
+        probes.fail_on.broadcast(0)
+        with pytest.raises(SupervisionError, match="no such key"):
+            probes.add.call(1).get()
+    wait_for(lambda: len(faults) == len(names), "the faults to be reported")
+
+
+def test_a_rank_that_raises_fails_the_call_although_others_run(procs: Any) -> None:
+    probes, others = spawn(procs, "gathering"), spawn(procs, "others")
+    port, receiver = kt.Channel.open()
+    with pytest.raises(kt.ActorError, match=r"failed on rank 1 .*\(3 had not answered yet\): KeyError"):
+        probes.sleep_or_fail.call(port, 1).get(40)  # the others sleep for 60 s
+    assert [receiver.recv().get(60) for _ in range(3)] == ["asleep"] * 3
+    others.release.call().get()
+
+
+def test_a_killed_process_is_a_fault_of_its_actors(job: FakeJob | ProcessJob, hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("first", "second")
+    procs = hosts.spawn_procs()
+    first, _ = spawn(procs, "first"), spawn(procs.slice(hosts=1), "second")
+    pids = first.pid.call().get().values()
+    if isinstance(job, FakeJob):
+        job.kill_rank(procs, 1)
+    else:
+        os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: len(faults) == 2, "the faults")
+    assert sorted((each.mesh_name, each.ranks) for each in faults) == [("first", (1,)), ("second", (1,))]
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["procs", "actors"])

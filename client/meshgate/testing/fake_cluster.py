@@ -45,6 +45,7 @@ from meshgate_wire.messages import (
     stream_of,
 )
 
+GATHER_FAILURES = 0.25  # seconds from the first exception of a call to its answer, as in a real gateway
 JOIN_TIMEOUT = 5.0  # seconds that the endpoints under way may take when the gateway stops
 UNSUPPORTED = "meshgate.testing does not support {}: test it with ProcessJob"
 
@@ -136,10 +137,17 @@ class FakeGateway(WireServer):
             if mesh is not None and rank not in mesh.dead:
                 mesh.dead[rank] = reason
                 mesh.processes[rank].stop()
-                hosts = {rank: mesh.hosts[rank]}
-                session.send(Fault(object=procs, mesh=mesh.name, ranks=(rank,), hosts=hosts, report=reason))
+                actors = [each for each in session.meshes.values() if each.parent is mesh]
+                for each in [each for each in actors if rank in each.region.slice()] or [mesh]:
+                    if rank not in each.aborted:
+                        self._report_death(session, each, rank, reason)
+
+    def _report_death(self, session: _Session, mesh: FakeMesh, rank: int, report: str) -> None:
+        """Fails the calls that wait for the rank, and then reports a fault, as a real gateway."""
         for pending in session.pending:
             pending.fail_if_dead()
+        hosts = {rank: mesh.hosts[rank]}
+        session.send(Fault(object=mesh.number, mesh=mesh.name, ranks=(rank,), hosts=hosts, report=report))
 
     # --- meshes
 
@@ -182,10 +190,7 @@ class FakeGateway(WireServer):
             header.object, "actors", header.name, region, procs.hosts, procs.processes, procs.dead, parent=procs
         )
         session.meshes[header.object] = mesh
-        if procs.failure is not None:
-            self._fail_mesh(session, mesh, procs.failure.model_copy(update={"kind": "step"}))
-            return
-        failure = self._refusal(procs, ranks)
+        failure = _failure_of(mesh) or self._refusal(procs, ranks)
         if failure is not None:
             self._fail_mesh(session, mesh, failure)
             return
@@ -193,12 +198,17 @@ class FakeGateway(WireServer):
         for position, rank in enumerate(ranks):
             objects = [self._argument(session, argument, position) for argument in header.arguments]
             point = Point(position, region.as_shape().extent)
-            if rank not in procs.dead:
-                failed = self._aborting(session, mesh, rank, point)
-                procs.processes[rank].spawn(header.object, data, objects, point, failed)
+            failed = self._aborting(session, mesh, rank, point)
+            procs.processes[rank].spawn(header.object, data, objects, point, failed)
 
     def _refusal(self, procs: FakeMesh, ranks: Sequence[int]) -> Failure | None:
-        """As Monarch, which spawns no actors in processes in which one has failed."""
+        """As Monarch, which spawns no actors on processes of which one is dead, or one has an actor that has failed."""
+        if dead := [rank for rank in ranks if rank in procs.dead]:
+            message = (
+                f"error spawning actor mesh: ranks {dead} are dead: {procs.dead[dead[0]]}\n"
+                "Spawn on a slice of the living ranks, or spawn new processes"
+            )
+            return Failure(kind="supervision", message=message, mesh=procs.name)
         failed = [rank for rank in ranks if rank in procs.aborted]
         if not failed:
             return None
@@ -229,10 +239,7 @@ class FakeGateway(WireServer):
         if mesh.parent is not None:
             mesh.parent.aborted[rank] = report
         mesh.processes[rank].stop_actor(mesh.number)
-        hosts = {rank: mesh.hosts[rank]}
-        session.send(Fault(object=mesh.number, mesh=mesh.name, ranks=(rank,), hosts=hosts, report=report))
-        for pending in session.pending:
-            pending.fail_if_dead()
+        self._report_death(session, mesh, rank, report)
 
     def _failing(self, session: _Session, mesh: FakeMesh, header: SpawnProcs) -> Callable[[str], None]:
         """Fails ``mesh`` with the traceback of its bootstrap, from any thread."""
@@ -245,9 +252,11 @@ class FakeGateway(WireServer):
         if mesh.failure is None:
             mesh.failure = failure
             session.send(ObjectFailed(object=mesh.number, failure=failure))
+            for process in mesh.processes if mesh.kind == "procs" else ():
+                process.stop()  # some may have come up
             for pending in session.pending:
-                if pending.mesh is mesh:
-                    pending.fail(failure)
+                if (failed := _failure_of(pending.mesh)) is not None:
+                    pending.fail(failed)
 
     def _configure_monarch(self, session: _Session, header: ConfigureMonarch, _: Sequence[Fragments]) -> None:
         session.send(Values(call=header.call), pickle.dumps(header.settings))
@@ -255,34 +264,45 @@ class FakeGateway(WireServer):
     def _initialized(self, session: _Session, header: Initialized, _: Sequence[Fragments]) -> None:
         """Answers when the processes, or the actors, of the target have been started."""
         mesh = session.meshes.get(header.target.object)
-        stream = stream_of(header.target.object)
         actor = mesh.number if mesh is not None and mesh.kind == "actors" else None
-        waiting = [] if mesh is None else [rank for rank in _part(mesh, header.target)[1] if rank not in mesh.dead]
+        self._when_created(mesh, header.target, actor, lambda: self._answer(session, header, mesh))
 
-        def answer() -> None:
-            failure = mesh.failure if mesh is not None else None
-            call = header.call
-            session.send(Done(call=call) if failure is None else Failed(call=call, failure=failure), stream=stream)
+    def _when_created(self, mesh: FakeMesh | None, part: MeshRef, actor: int | None, then: Callable[[], None]) -> None:
+        """Calls ``then`` when the actors, or without one the processes, of ``part`` have started, failed or ended."""
+        waiting: set[int] = set()
+        if mesh is not None and mesh.kind != "hosts":
+            waiting = {rank for rank in _part(mesh, part)[1] if rank not in mesh.dead}
 
         def created(rank: int) -> None:
             waiting.remove(rank)
             if not waiting:
-                answer()
+                then()
 
-        if mesh is None or mesh.kind == "hosts" or not waiting:
-            answer()
+        if mesh is None or not waiting:
+            then()
             return
         for rank in list(waiting):
             mesh.processes[rank].when_created(actor, lambda rank=rank: self.do_soon(created, rank))  # type: ignore[misc]
 
     def _stop_mesh(self, session: _Session, header: Stop, _: Sequence[Fragments]) -> None:
-        """Ends calls that run: as the real engine, it does not wait for them."""
+        """Ends calls that run: as the real engine, it does not wait for them, but for processes to come up."""
         mesh = session.meshes.get(header.target.object)
-        if mesh is not None:
-            self._stop_ranks(session, mesh, _part(mesh, header.target)[1], header.reason)
-            for pending in session.pending:
-                pending.fail_if_dead()
-        session.send(Done(call=header.call), stream=stream_of(header.target.object))
+
+        def stop() -> None:
+            if mesh is not None:
+                self._stop_ranks(session, mesh, _part(mesh, header.target)[1], header.reason)
+                for pending in session.pending:
+                    pending.fail_if_dead()
+            self._answer(session, header, mesh)
+
+        self._when_created(mesh, header.target, None, stop)
+
+    def _answer(self, session: _Session, header: Initialized | Stop, mesh: FakeMesh | None) -> None:
+        failure = None if mesh is None else _failure_of(mesh)
+        if failure is not None and mesh is not None and mesh.failure is not None and mesh.failure.kind == "actor":
+            failure = mesh.failure  # of its own bootstrap
+        answer = Done(call=header.call) if failure is None else Failed(call=header.call, failure=failure)
+        session.send(answer, stream=stream_of(header.target.object))
 
     def _stop_ranks(self, session: _Session, mesh: FakeMesh, ranks: Sequence[int], reason: str) -> None:
         if mesh.kind != "hosts":
@@ -318,29 +338,18 @@ class FakeGateway(WireServer):
 
         pending = FakeCall(header, mesh, ranks, send)
         session.pending.append(pending)
-        if mesh.failure is not None:
-            pending.fail(mesh.failure)
+        if (failed := _failure_of(mesh)) is not None:
+            pending.fail(failed)
         pending.fail_if_dead()
         if not pending.done:
-            self._cast(
-                session,
-                mesh,
-                region,
-                ranks,
-                header,
-                buffers,
-                self._replying(session, pending, region.as_shape().extent),
-            )
+            self._cast(session, mesh, region, ranks, header, buffers, self._replying(pending))
 
-    def _replying(self, session: _Session, pending: FakeCall, extent: Extent) -> Callable[[int, bytes, bool], None]:
-        """Passes a reply to ``pending``, from any thread. An exception of a broadcast ends its actor."""
+    def _replying(self, pending: FakeCall) -> Callable[[int, bytes, bool], None]:
+        """Passes a reply to ``pending``, from any thread."""
 
         def report(position: int, data: bytes, is_error: bool) -> None:
-            pending.reply(position, data, is_error)
-            if is_error and pending.header.adverb == "broadcast":
-                error = unpickle([data], ())
-                text = getattr(error, "exception_formatted", str(error))
-                self._aborting(session, pending.mesh, pending.ranks[position], Point(position, extent))(text)
+            if pending.reply(position, data, is_error):
+                self._loop.call_later(GATHER_FAILURES, pending.finish)
 
         return lambda position, data, is_error: self.do_soon(report, position, data, is_error)
 
@@ -375,7 +384,8 @@ class FakeGateway(WireServer):
         for position, rank in enumerate(ranks):
             point = Point(target.index(rank), extent)  # of a chosen rank, too
             objects = [self._argument(session, argument, point.rank) for argument in header.arguments]
-            message = Message(header.endpoint, data, objects, point)
+            cast = isinstance(header, Call) and header.adverb == "broadcast"
+            message = Message(header.endpoint, data, objects, point, cast)
             mesh.processes[rank].call(
                 mesh.number,
                 message,
@@ -405,6 +415,14 @@ class FakeGateway(WireServer):
     def _refuse_adopt(self, session: _Session, header: Adopt, _: Sequence[Fragments]) -> None:
         failure = Failure(kind="invalid", message=UNSUPPORTED.format("returning a mesh from an endpoint"))
         session.send(ObjectFailed(object=header.object, failure=failure))
+
+
+def _failure_of(mesh: FakeMesh) -> Failure | None:
+    """What requests for ``mesh`` fail with if it, or the processes of its actors, could not be created."""
+    for each in (mesh, mesh.parent):
+        if each is not None and each.failure is not None:
+            return each.failure.model_copy(update={"kind": "step", "step": each.failure.step or each.name})
+    return None
 
 
 def _choose(ranks: list[int], mesh: FakeMesh) -> list[int]:

@@ -35,12 +35,14 @@ RANKS_NAMED = 64  # the most ranks that a failure lists, as in the real gateway
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A call of ``endpoint`` as one rank receives it. ``objects``: what its references to ports stand for."""
+    """A call of ``endpoint`` as one rank receives it. ``objects``: what its references to ports stand for. ``cast``:
+    nothing waits for a reply, so that an exception ends the actor."""
 
     endpoint: str
     buffers: Sequence[bytes]
     objects: Sequence[Any]
     rank: Point
+    cast: bool = False
 
 
 class FakeProcess:
@@ -91,8 +93,8 @@ class FakeProcess:
         bootstrap = self._bootstrap
 
         async def create() -> Any:
-            if bootstrap is not None:
-                bootstrap.created.result()
+            if bootstrap is not None and not bootstrap.created.result():
+                raise _BootstrapFailed
             Class = unpickle(buffers[:1], ())
             args, kwargs = unpickle(buffers[1:], objects)
             with acting_as(_context(rank, rank, f"{Class.__qualname__}[{rank.rank}]")):
@@ -121,11 +123,15 @@ class FakeProcess:
         return [*([self._bootstrap] if self._bootstrap is not None else []), *self._actors.values()]
 
 
+class _BootstrapFailed(Exception):
+    """That of the process, which has been reported."""
+
+
 class FakeActor:
     """A thread that awaits ``create()``, and then runs endpoints of its result one at a time."""
 
     def __init__(self, name: str, create: Callable[[], Awaitable[Any]], failed: Callable[[str], None]) -> None:
-        self.created: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.created: concurrent.futures.Future[bool] = concurrent.futures.Future()  # False: it has failed
         self._create, self._failed = create, failed
         self._instance: Any = None
         self._tasks: asyncio.Queue[tuple[Message, Reply] | None] = asyncio.Queue()
@@ -158,15 +164,17 @@ class FakeActor:
         with contextlib.suppress(asyncio.CancelledError):
             self._loop.run_until_complete(self._main)
         if not self.created.done():
-            self.created.set_result(None)
+            self.created.set_result(False)
         self._loop.close()
 
     async def _serve(self) -> None:
         try:
             self._instance = await self._create()
+        except _BootstrapFailed:
+            return
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
             self._die(error)
-        self.created.set_result(None)
+        self.created.set_result(not self._stopped)
         try:
             while (task := await self._tasks.get()) is not None and not self._stopped:
                 message, reply = task
@@ -224,26 +232,30 @@ async def _run_endpoint(instance: Any, endpoint: _Endpoint, message: Message, re
     with acting_as(_context(message.rank, instance._fake_point, f"{type(instance).__qualname__}")):
         try:
             args, kwargs = unpickle(message.buffers, message.objects)
-            port = (_ResponsePort(reply),) if endpoint.takes_port else ()
+            port = (_ResponsePort(reply, message.cast),) if endpoint.takes_port else ()
             value = endpoint.method(instance, *port, *args, **kwargs)
             if inspect.isawaitable(value):
                 value = await value
             if not endpoint.takes_port:
                 reply(cloudpickle.dumps(value), False)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        except Exception as error:
+            if message.cast:
+                raise
             reply(pickled_error(error), True)
 
 
 class _ResponsePort:
     """What an endpoint with ``explicit_response_port=True`` answers through."""
 
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
+    def __init__(self, reply: Reply, cast: bool) -> None:
+        self._reply, self._cast = reply, cast
 
     def send(self, value: Any) -> None:
         self._reply(cloudpickle.dumps(value), False)
 
     def exception(self, error: Exception) -> None:
+        if self._cast:
+            raise error
         self._reply(_pickled(error), True)
 
 
@@ -360,9 +372,10 @@ class FakeCall:
     replies: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
     done: bool = False
 
-    def reply(self, position: int, data: bytes, is_error: bool) -> None:
+    def reply(self, position: int, data: bytes, is_error: bool) -> bool:
+        """Returns whether the call has failed, and waits for no more ranks than those that are about to fail, too."""
         if self.done or position in self.replies:
-            return
+            return False
         self.replies[position] = data, is_error
         complete = len(self.replies) == len(self.ranks)
         if self.header.adverb == "broadcast":
@@ -375,9 +388,13 @@ class FakeCall:
             else:
                 self.send(Item(call=self.header.call, rank=position), data)
         elif complete:
-            self._finish()
+            self.finish()
+        return is_error and self.header.adverb in ("call", "call_one", "choose") and not self.done
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Answers with all values, or with the exceptions so far."""
+        if self.done:
+            return
         self.done = True
         positions_of: dict[bytes, list[int]] = {}
         for position, (data, is_error) in sorted(self.replies.items()):
@@ -403,6 +420,7 @@ class FakeCall:
             hosts={position: self.mesh.hosts[self.ranks[position]] for position in positions[:RANKS_NAMED]},
             errors=tuple(groups),
             total=len(self.ranks),
+            unanswered=len(self.ranks) - len(self.replies),
         )
 
     def fail(self, failure: Failure) -> None:

@@ -153,6 +153,7 @@ def test_a_killed_rank_fails_its_calls_and_leaves_the_others(
     faults: list[kt.MeshFailure] = []
     monkeypatch.setattr(kt, "unhandled_fault_hook", faults.append)
     EVENTS["held"] = threading.Event()
+    counters.initialized.get()  # no actors can be spawned on processes of which one is dead
     pending = counters.wait.call("held")
     job.kill_rank(procs, 3, "out of memory")
     with pytest.raises(kt.SupervisionError, match=r"failed, out of memory\n.*rank 3 of mesh .* on workers-1"):

@@ -104,7 +104,7 @@ def test_an_error_that_cannot_be_pickled_is_replaced_by_one_with_its_text() -> N
 
 def test_an_error_of_a_port_that_cannot_be_pickled_is_replaced_too() -> None:
     replies: list[tuple[bytes, bool]] = []
-    _ResponsePort(lambda data, failed: replies.append((data, failed))).exception(ValueError(threading.Lock()))
+    _ResponsePort(lambda data, failed: replies.append((data, failed)), False).exception(ValueError(threading.Lock()))
     ((data, failed),) = replies
     assert failed
     assert "cannot be pickled" in str(pickle.loads(data))
