@@ -49,7 +49,7 @@ def main() -> None:
             description = Path(job.directory) / "job.json"
             here = job.model_copy(update={"cluster": os.environ.get("SLURM_CLUSTER_NAME", "")})
             write_private(description, here.model_dump_json())
-            command = [os.path.expanduser(word) for word in shlex.split(sys.argv[1])]  # ~/train.py, as a shell would
+            command = [os.path.expanduser(each) if each[:2] == "~/" else each for each in shlex.split(sys.argv[1])]
             code = _run(command, {JOB_FILE: str(description)})
         finally:
             end_gateway(job)

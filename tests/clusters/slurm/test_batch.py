@@ -44,9 +44,9 @@ def batch_job(client: str, home: Path) -> subprocess.Popen[str]:
 
 def test_the_command_may_name_files_below_the_home(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print(*sys.argv)")
-    with batch_job("python ~/train.py a~/b", tmp_path) as batch:
+    with batch_job("python ~/train.py a~/b ~root", tmp_path) as batch:
         output, _ = batch.communicate(timeout=TIMEOUT)
-    assert (batch.returncode, output) == (0, f"{tmp_path}/train.py a~/b\nthe gateway has ended\n")
+    assert (batch.returncode, output) == (0, f"{tmp_path}/train.py a~/b ~root\nthe gateway has ended\n")
 
 
 def test_a_job_that_slurm_ends_leaves_neither_gateway_nor_files(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _REFUSED = re.compile(
     r"undeliverable message to host_agent\.\S*?@(\S+):\n.*::SetClientConfig\n.*delivery failure: ttl expired", re.DOTALL
 )
 _STOPPED = re.compile(r"has status:\s+stopped\b")
-_SILENT = re.compile(r"\{(?P<point>[^{}]*)\}> has status:\s+stopped: no status received from process")
+_SILENT = re.compile(r"(?:\{(?P<point>[^{}]*)\})?> has status:\s+stopped: no status received from process")
 _SILENT_HINT = (
     ": the process has not answered for about half a minute. Its host may have lost its power or its network, or be "
     "stopped. Slices of the other hosts still work, and you can spawn on them again"
@@ -463,7 +463,7 @@ def silent_position(report: str, size: int) -> int | None:
     if (found := _SILENT.search(report)) is None:
         return None
     position, extent = 0, 1
-    for at, of in re.findall(r"(\d+)/(\d+)", found["point"]):
+    for at, of in re.findall(r"(\d+)/(\d+)", found["point"] or ""):
         position, extent = position * int(of) + int(at), extent * int(of)
     return position if extent == size else None
 

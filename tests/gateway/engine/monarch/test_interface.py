@@ -119,6 +119,12 @@ def test_a_process_that_does_not_answer_has_a_position(status: str, size: int, p
     assert error_text(RuntimeError(report)).endswith(status) == (status == "stopped: enough")
 
 
+def test_a_single_process_that_does_not_answer_has_the_first_position() -> None:
+    report = "Supervision event: actor <root>.<train.A a> has status:\n  stopped: no status received from process"
+    assert silent_position(report, 1) == 0
+    assert silent_position(report, 2) is None
+
+
 def test_a_kill_is_reported_with_its_likely_cause() -> None:
     assert explain_fault("process exited: Killed(sig=9)").endswith("the machine or the pod ran out of memory)")
     assert explain_fault("process exited: Stopped(0)") == "process exited: Stopped(0)"
