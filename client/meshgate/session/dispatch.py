@@ -196,7 +196,7 @@ class Dispatcher:
             call.unprinted = self._printer.unprinted()
             found = self._objects.failure_of(call.target) if _is_of_creation(call, header.failure) else None
             if found is not None and found[0].failure is not None:  # the same error as for calls that are not sent
-                self._fail_call(header.call, dependency_failure(self._objects, call.target, call.endpoint))
+                self._fail_call(header.call, dependency_failure(self._objects, call.target, call.endpoint, found[1]))
             elif call.failure_received(self._reader, header, message.buffers):
                 self._calls.pop(header.call)
 

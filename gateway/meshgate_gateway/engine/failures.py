@@ -69,10 +69,14 @@ class FailureReports:
         else:
             log.warning("%s failed: %s", type(header).__name__, failure.message)
 
-    def object_failed(self, number: int, failure: Failure) -> None:
-        """Replaces object ``number`` by ``failure``, for the client and for every request that needs the object."""
-        self._define(number, failure)
+    def object_failed(self, number: int, failure: Failure, ended: Callable[[], None] = lambda: None) -> None:
+        """Replaces object ``number`` by ``failure``, for the client and for every request that needs the object.
+
+        ``ended`` fails what is under way: once the client knows why, and while the object can still be found.
+        """
         self._send(ObjectFailed(object=number, failure=failure))
+        ended()
+        self._define(number, failure)
 
     async def guard(self, header: Header, work: Awaitable[None]) -> None:
         """Awaits ``work`` and reports what it raises as the answer to ``header``."""

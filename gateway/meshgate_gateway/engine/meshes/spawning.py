@@ -181,17 +181,14 @@ class Spawning:
         try:
             actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         except Exception as error:  # noqa: BLE001 - Monarch's exceptions have no common base
-            if actors.stopping:
-                return
-            failure = await self._procs_failure(header, procs) or Failure(
-                kind="supervision",
-                message=error_text(error),
-                step=f"spawn({header.name!r}, {header.class_name})",
-                mesh=header.name,
-            )
+            failure = await self._procs_failure(header, procs)
+            if failure is None:
+                if actors.stopping:
+                    return
+                step = f"spawn({header.name!r}, {header.class_name})"
+                failure = Failure(kind="supervision", message=error_text(error), step=step, mesh=header.name)
             actors.failed = as_cause(failure)
-            self._failures.object_failed(header.object, failure)  # first: calls in flight fail as later ones do
-            self._report_failed(actors)
+            self._failures.object_failed(header.object, failure, lambda: self._report_failed(actors))
         else:
             self._report_up(actors)
 

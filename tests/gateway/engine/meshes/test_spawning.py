@@ -78,7 +78,8 @@ class Spawned:
         )
 
     def _actors_failed(self, actors: ActorMesh) -> None:
-        assert ObjectFailed(object=ACTORS, failure=self.failure(ACTORS)) in self.sent.of(ObjectFailed)
+        assert [sent.object for sent in self.sent.of(ObjectFailed)][-1:] == [ACTORS]  # calls fail as later ones do
+        assert self.objects.get(ACTORS) is actors  # what it has kept is found
         self.failed.append(actors)
 
     async def wait_for_version(self, version: str, hosts: Sequence[str]) -> str:
@@ -402,6 +403,20 @@ async def test_actors_that_are_stopped_before_they_are_up_do_not_fail() -> None:
     actors.actors.ready.set_exception(RuntimeError("stopped"))
     await turns()
     assert spawned.sent.messages == []
+
+
+@async_test
+async def test_actors_that_are_stopped_before_their_processes_fail_still_fail_with_them() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+    actors = await spawned.spawn_actors()
+    actors.stopping = True
+    actors.actors.ready.set_exception(RuntimeError("the proc mesh is gone"))
+    procs.mesh.ready.set_exception(BootstrapFailed("ValueError: no device"))
+    assert actors.up is not None
+    await actors.up
+    assert (spawned.failure(ACTORS).kind, spawned.failure(ACTORS).message) == ("step", "ValueError: no device")
+    assert spawned.failed == [actors]
 
 
 @async_test
