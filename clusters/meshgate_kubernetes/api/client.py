@@ -16,8 +16,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from http import HTTPStatus
@@ -81,7 +81,7 @@ class Watch(Iterator[tuple[str, Object]]):
         for line in self._lines:
             event = json.loads(line)
             if event["type"] == "ERROR":
-                self.close()
+                self._lines.close()  # at once, and not when the error, which refers to this watch, is collected
                 status = event["object"]
                 error = Conflict if status.get("code") == HTTPStatus.GONE else KubernetesError
                 raise error(f"the watch of {self._kind.plural} failed: {status.get('message', 'no reason is given')}")
@@ -91,10 +91,10 @@ class Watch(Iterator[tuple[str, Object]]):
                 return event["type"], {**head, **event["object"]}
         raise StopIteration
 
-    def _read(self) -> Iterator[bytes]:
+    def _read(self) -> Generator[bytes, None, None]:
         rest = b""
         # A broken connection, as after close(), ends the watch; the caller lists again and continues.
-        with suppress(urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError):
+        with suppress(urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError), closing(self._response):
             for data in self._response.stream(65_536, decode_content=True):
                 *lines, rest = (rest + data).split(b"\n")
                 yield from filter(None, lines)

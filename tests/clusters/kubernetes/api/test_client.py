@@ -582,6 +582,10 @@ class Response:
 
     def __init__(self, pieces: list[bytes], error: Exception | None = None) -> None:
         self.pieces, self.error = pieces, error
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def stream(self, size: int, decode_content: bool) -> Iterator[bytes]:
         yield from self.pieces
@@ -623,6 +627,13 @@ def test_a_bookmark_advances_the_version_to_continue_from() -> None:
 def test_a_version_that_is_too_old_is_a_conflict() -> None:
     with pytest.raises(Conflict, match="too old resource version"):
         next(watch(line("ERROR", "", code=410, message="too old resource version: 1 (9)")))
+
+
+def test_a_connection_is_closed_as_soon_as_its_watch_has_failed() -> None:
+    response = Response([line("ERROR", "", code=410, message="too old resource version: 1 (9)"), line("ADDED", "2")])
+    with pytest.raises(Conflict) as caught:
+        next(Watch(response, KINDS["Pod"]))  # type: ignore[arg-type]
+    assert response.closed, caught  # although the error still refers to the watch
 
 
 def test_another_failure_of_the_server_is_no_conflict() -> None:
