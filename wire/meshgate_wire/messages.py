@@ -565,6 +565,12 @@ class Failure(Model):
     total: Count = 0  # called ranks
     unanswered: Count = 0  # ranks that had not replied when the failure was sent
 
+    def as_cause(self) -> Failure:
+        """The failure of what needs an object that could not be created because of this one."""
+        if self.kind == "step":
+            return self
+        return self.model_copy(update={"kind": "step", "step": self.step or self.mesh})
+
 
 class CallProgress(Model):
     """How far call ``call`` is: ``waiting`` are the hosts of the first ranks, in the target, that have not replied."""

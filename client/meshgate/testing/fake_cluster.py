@@ -204,20 +204,18 @@ class FakeGateway(WireServer):
     def _refusal(self, procs: FakeMesh, ranks: Sequence[int]) -> Failure | None:
         """As Monarch, which spawns no actors on processes of which one is dead, or one has an actor that has failed."""
         if dead := [rank for rank in ranks if rank in procs.dead]:
-            message = (
-                f"error spawning actor mesh: ranks {dead} are dead: {procs.dead[dead[0]]}\n"
+            reason = (
+                f"ranks {dead} are dead: {procs.dead[dead[0]]}\n"
                 "Spawn on a slice of the living ranks, or spawn new processes"
             )
-            return Failure(kind="supervision", message=message, mesh=procs.name)
-        failed = [rank for rank in ranks if rank in procs.aborted]
-        if not failed:
+        elif failed := [rank for rank in ranks if rank in procs.aborted]:
+            reason = (
+                f"statuses: Failed(Cannot spawn new actors on mesh with supervision events): ranks {failed}\n"
+                "An actor failed in these processes, so Monarch spawns no others in them: spawn new processes"
+            )
+        else:
             return None
-        message = (
-            f"error spawning actor mesh: statuses: Failed(Cannot spawn new actors on mesh with supervision events): "
-            f"ranks {failed}\nAn actor failed in these processes, so Monarch spawns no others in them: "
-            "spawn new processes"
-        )
-        return Failure(kind="supervision", message=message, mesh=procs.name)
+        return Failure(kind="supervision", message=f"error spawning actor mesh: {reason}", mesh=procs.name)
 
     def _aborting(self, session: _Session, mesh: FakeMesh, rank: int, point: Point) -> Callable[[str], None]:
         """Makes the actor of ``mesh`` at base rank ``rank`` a dead one, with a traceback, from any thread."""
@@ -298,9 +296,9 @@ class FakeGateway(WireServer):
         self._when_created(mesh, header.target, None, stop)
 
     def _answer(self, session: _Session, header: Initialized | Stop, mesh: FakeMesh | None) -> None:
-        failure = None if mesh is None else _failure_of(mesh)
-        if failure is not None and mesh is not None and mesh.failure is not None and mesh.failure.kind == "actor":
-            failure = mesh.failure  # of its own bootstrap
+        failure = mesh.failure if mesh is not None else None
+        if mesh is not None and (failure is None or failure.kind != "actor"):  # not of its own bootstrap
+            failure = _failure_of(mesh)
         answer = Done(call=header.call) if failure is None else Failed(call=header.call, failure=failure)
         session.send(answer, stream=stream_of(header.target.object))
 
@@ -421,7 +419,7 @@ def _failure_of(mesh: FakeMesh) -> Failure | None:
     """What requests for ``mesh`` fail with if it, or the processes of its actors, could not be created."""
     for each in (mesh, mesh.parent):
         if each is not None and each.failure is not None:
-            return each.failure.model_copy(update={"kind": "step", "step": each.failure.step or each.name})
+            return each.failure.as_cause()
     return None
 
 

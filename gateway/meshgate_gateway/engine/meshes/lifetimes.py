@@ -11,7 +11,7 @@ from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send, St
 from meshgate_gateway.engine.monarch.interface import Stopper
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, as_cause
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Done, Initialized, Region, Release, Stop, stream_of
 
@@ -71,7 +71,6 @@ class Lifetimes:
         self._start_task(self._answer(header, self._wait_initialized(header)))  # later messages need not wait for it
 
     async def _wait_initialized(self, header: Initialized) -> None:
-        self._require_created(header.target.object)
         known = await self._objects.wait(header.target.object)
         if isinstance(known, HostMesh):
             if header.whole:
@@ -226,7 +225,7 @@ class Lifetimes:
         ``initialized``."""
         failure = self._objects.failure(number)
         if failure is not None:
-            raise RequestFailed(failure if failure.kind == "actor" else as_cause(failure))
+            raise RequestFailed(failure if failure.kind == "actor" else failure.as_cause())
 
     def release(self, header: Release, buffers: Sequence[Fragments]) -> None:
         """The client no longer refers to these objects.

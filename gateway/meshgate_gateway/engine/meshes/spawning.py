@@ -24,7 +24,7 @@ from meshgate_gateway.engine.monarch.interface import (
 )
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import procs_region, rank_region, ranks_of
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker, as_cause
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
 from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Failure, GetControllers, MeshRef, SpawnActors, SpawnProcs
@@ -187,7 +187,7 @@ class Spawning:
                     return
                 step = f"spawn({header.name!r}, {header.class_name})"
                 failure = Failure(kind="supervision", message=error_text(error), step=step, mesh=header.name)
-            actors.failed = as_cause(failure)
+            actors.failed = failure.as_cause()
             self._failures.object_failed(header.object, failure, lambda: self._report_failed(actors))
         else:
             self._report_up(actors)

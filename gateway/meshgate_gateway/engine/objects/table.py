@@ -64,7 +64,7 @@ class ObjectTable:
         if found is None and number in self._released:
             raise invalid(f"object {number} was released while a message still refers to it")
         if isinstance(found, Failure):
-            raise RequestFailed(as_cause(found))
+            raise RequestFailed(found.as_cause())
         return found
 
     def failure(self, number: int) -> Failure | None:
@@ -90,7 +90,7 @@ class ObjectTable:
         if number not in self._released:
             made = self.require(number)  # a failure may have replaced it
         if isinstance(made, Failure):
-            raise RequestFailed(as_cause(made))
+            raise RequestFailed(made.as_cause())
         if made is None:
             self.require(number)
             raise AssertionError(f"object {number} was awaited, and is neither present nor released")
@@ -146,13 +146,6 @@ class ObjectTable:
 
     def items(self) -> list[tuple[int, SessionObject]]:
         return [(number, found) for number, found in self._objects.items() if not isinstance(found, Failure)]
-
-
-def as_cause(failure: Failure) -> Failure:
-    """The failure of what needs an object that could not be created because of ``failure``."""
-    if failure.kind == "step":
-        return failure
-    return failure.model_copy(update={"kind": "step", "step": failure.step or failure.mesh})
 
 
 class KeptArgument(NamedTuple):
@@ -289,7 +282,7 @@ class Lookup:
         if mesh.up is not None:
             await asyncio.wait([mesh.up])  # it knows why actors could not be spawned; Monarch may only know that
             if mesh.failed is not None:
-                raise RequestFailed(as_cause(mesh.failed))
+                raise RequestFailed(mesh.failed.as_cause())
         if not mesh.unique_name:
             await self._monarch.wait_actors_initialized(mesh.actors)
         region = ref.region or mesh.region

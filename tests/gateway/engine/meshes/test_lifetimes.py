@@ -13,7 +13,7 @@ from meshgate_gateway.engine.meshes import lifetimes
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, as_cause
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Done, Failed, Failure, Host, Initialized, MeshRef, Region, Release, Stop, stream_of
 from tests.gateway.engine.fakes import (
     FakeMesh,
@@ -117,7 +117,7 @@ async def test_processes_that_were_given_up_with_a_lost_host_are_not_waited_for(
     session.objects.add(PROCS, failure := Failure(kind="supervision", message="workers-1: evicted", mesh="procs"))
     session.procs.up.set_result(None)
     await until(lambda: session.sent.messages)
-    assert session.sent.of(Failed) == [Failed(call=9, failure=as_cause(failure))]
+    assert session.sent.of(Failed) == [Failed(call=9, failure=failure.as_cause())]
 
 
 @pytest.mark.parametrize("request_", ["initialized", "stop"])
@@ -147,7 +147,7 @@ async def test_a_mesh_that_could_not_be_created_fails_its_requests_with_the_reas
     session.objects.add(target, failure := Failure(kind=kind, message="no device", step="spawn_procs({})"))
     record.up.set_result(None)
     await until(lambda: session.sent.messages)
-    expected = failure if kind == "actor" else as_cause(failure)
+    expected = failure if kind == "actor" else failure.as_cause()
     assert session.sent.of(Failed) == [Failed(call=9, failure=expected)]
 
 

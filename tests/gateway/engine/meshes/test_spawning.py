@@ -13,7 +13,7 @@ from meshgate_gateway.engine.meshes.spawning import SessionControllers, Spawning
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker, as_cause
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Argument,
@@ -346,7 +346,7 @@ async def test_a_constructor_that_raises_fails_the_mesh_and_its_calls() -> None:
     assert (failure.message, failure.step) == ("ValueError: no such model", "spawn('actors', a.Actor)")
     await until(lambda: spawned.failed)
     assert spawned.failed == [actors]
-    assert actors.failed == as_cause(failure)
+    assert actors.failed == failure.as_cause()
     assert actors.up is not None
     await actors.up
 
