@@ -295,13 +295,13 @@ class Calling:
             return
         if not mesh.returned and (mesh.stopping or not reports_a_stop(str(error))):
             return
-        ranks = ranks_of(mesh.region)
+        failure, ranks = failure_of(error), ranks_of(mesh.region)
         silent = silent_position(str(error), len(ranks))
+        dead = {} if silent is None else {ranks[silent]: failure.message}
         for pending, _, stream in list(self._pending.values()):
             if pending.part is actors:
-                failure = failure_of(error).model_copy(update={"mesh": pending.mesh})
-                dead = {} if silent is None else {ranks[silent]: failure.message}
-                self._finish(pending, pending.ranks_died(dead) or pending.fail(failure), stream)
+                failed = pending.ranks_died(dead) or pending.fail(failure.model_copy(update={"mesh": pending.mesh}))
+                self._finish(pending, failed, stream)
 
     def _listen(self, pending: PendingCall, receiver: Any, stream: int, several: bool) -> None:
         receiving = self._monarch.receive_several(receiver) if several else self._monarch.receive(receiver)
