@@ -121,8 +121,11 @@ class Compute:
             _require_only_selector(self.image, self.worker)
 
     def __repr__(self) -> str:
-        fields = self.worker.model_dump(exclude_defaults=True) if self.selector is None else {"selector": self.selector}
-        fields |= {"replicas": self.replicas} if self.replicas else {}
+        fields = self.worker.model_dump(exclude_defaults=True)
+        if self.selector is not None:
+            fields = {"selector": self.selector}
+        if self.replicas:
+            fields["replicas"] = self.replicas
         return f"Compute({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
