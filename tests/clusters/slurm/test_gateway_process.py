@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from meshgate_slurm.gateway_process import (
 )
 from meshgate_slurm.messages import Rejected, RunningSlurmJob
 from meshgate_slurm.spec import SlurmSpec
+from tests.small_disk import fill, small_disk
 
 TIMEOUT = 60.0  # seconds; a wait takes a fraction of it on an idle machine
 GATEWAY = """#!{python}
@@ -62,13 +62,11 @@ def test_the_files_of_a_killed_gateway_are_removed_with_its_temporary_ones(tmp_p
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as on a full disk, the file can be created
-    try:
-        with pytest.raises(OSError, match=f"{tmp_path}/token"):
-            write_private(tmp_path / "token", "secret")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with small_disk(tmp_path / "home") as home:
+        fill(home)
+        (home / "empty-0").unlink()  # so that the file can be created
+        with pytest.raises(OSError, match=f"{home}/token"):
+            write_private(home / "token", "secret")
 
 
 def test_a_process_that_reuses_the_pid_of_a_gateway_is_not_ended() -> None:
