@@ -30,6 +30,7 @@ from tests.certificates import OPENSSL
 from tests.chart import HELM
 from tests.chromium import CHROMIUM
 from tests.order import slow_first
+from tests.waiting import Printed
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
 SHARED_VARIABLE = "MESHGATE_TEST_SHARED"
@@ -182,6 +183,11 @@ def _nothing_in_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> Iter
         for name in ("state", "cache"):
             patch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path_factory.mktemp(name)))
         yield
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    return Printed()
 
 
 @pytest.fixture(scope="session")

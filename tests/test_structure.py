@@ -150,3 +150,23 @@ def test_every_module_with_logic_has_a_test_module(folder: Path) -> None:
 def test_exceptions_are_needed(module: str) -> None:
     assert (ROOT / module).exists()
     assert not mirrored_test(ROOT / module).exists()
+
+
+def polls(node: ast.AST, *, inner: bool) -> bool:
+    """Whether the node runs again and again: a loop, or a condition that ``wait_for`` gets."""
+    if isinstance(node, ast.FunctionDef):
+        last = node.body[-1]
+        return inner and isinstance(last, ast.Return) and isinstance(last.value, ast.Compare)
+    return isinstance(node, (ast.While, ast.Lambda))
+
+
+def test_no_test_reads_a_capture_again_and_again() -> None:
+    polled = set()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if ".readouterr()" not in (text := path.read_text()):
+            continue
+        tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+        loops = [node for test in tests for node in ast.walk(test) if polls(node, inner=node is not test)]
+        reads = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Attribute)]
+        polled |= {f"{name_of(path)}:{node.lineno}" for node in reads if node.attr == "readouterr"}
+    assert not polled, f"what threads print meanwhile may be lost: take the fixture 'printed' at {sorted(polled)}"

@@ -1,10 +1,11 @@
-"""Waits for a condition of real processes."""
+"""Waits for a condition of real processes, or for what threads print."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 DEADLINE = 120.0  # seconds, enough on a machine with ten times more work than processors
@@ -17,3 +18,26 @@ def wait_for(condition: Callable[[], T], what: str, timeout: float = DEADLINE) -
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
         time.sleep(0.05)
     return found
+
+
+class Printed:
+    """What is printed while ``capsys`` captures it. Its ``readouterr()`` loses what other threads write between its
+    reading and its truncation."""
+
+    def __init__(self) -> None:
+        self._taken = (0, 0)
+
+    @property
+    def out(self) -> str:
+        return str(cast("Any", sys.stdout).getvalue())
+
+    @property
+    def err(self) -> str:
+        return str(cast("Any", sys.stderr).getvalue())
+
+    def take(self) -> tuple[str, str]:
+        """What has come since the last call on ``out`` and on ``err``."""
+        out, err = self.out, self.err
+        taken = out[self._taken[0] :], err[self._taken[1] :]
+        self._taken = (len(out), len(err))
+        return taken

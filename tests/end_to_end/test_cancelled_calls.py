@@ -16,9 +16,10 @@ import pytest
 import meshgate as kt
 from meshgate import CallCancelledError, ProcessJob
 from meshgate.testing import NetworkProxy
-from tests.end_to_end.call_actors import Blocker, Waiter, wait_for
+from tests.end_to_end.call_actors import Blocker, Waiter
+from tests.end_to_end.call_actors import wait_for as wait_for_file
 from tests.programs import ROOT
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, Printed, wait_for
 
 TIMEOUT = 60.0
 
@@ -146,24 +147,21 @@ def test_a_result_that_comes_all_the_same_is_dropped(waiters: Any) -> None:
 
 
 def test_a_function_that_is_not_async_runs_to_its_end_and_a_line_says_so(
-    procs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    procs: Any, tmp_path: Path, printed: Printed
 ) -> None:
     blockers = procs.spawn("blockers", Blocker)
     gate, never = tmp_path / "gate", tmp_path / "never"
     blocks = blockers.block.call(str(tmp_path / "begun"), str(gate))
     for rank in range(4):
-        wait_for(str(tmp_path / f"begun-{rank}"))
+        wait_for_file(str(tmp_path / f"begun-{rank}"))
     queued, behind = blockers.touch.call(str(never)), blockers.touch.call(str(tmp_path / "behind"))
     assert queued.cancel()
     assert blocks.cancel()
     assert isinstance(queued.exception(TIMEOUT), CallCancelledError)
     assert isinstance(blocks.exception(TIMEOUT), CallCancelledError)
-    shown, deadline = "", time.monotonic() + TIMEOUT
-    while "blockers.block was cancelled, but has not ended on rank 0 on " not in shown:
-        shown += capfd.readouterr().err
-        assert time.monotonic() < deadline
-    assert "only an async endpoint can be interrupted" in shown
-    assert "blockers.touch" not in shown  # it has not begun, and will not
+    wait_for(lambda: "blockers.block was cancelled, but has not ended on rank 0 on " in printed.err, "the line")
+    assert "only an async endpoint can be interrupted" in printed.err
+    assert "blockers.touch" not in printed.err  # it has not begun, and will not
     gate.touch()
     assert len(behind.get(timeout=TIMEOUT)) == 4
     assert not never.exists()
@@ -172,7 +170,7 @@ def test_a_function_that_is_not_async_runs_to_its_end_and_a_line_says_so(
 def test_a_call_that_waits_for_its_processes_is_answered_at_once(hosts: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
-    starting = hosts.spawn_procs(per_host={"gpus": 1}, bootstrap=lambda: wait_for(str(gate)))
+    starting = hosts.spawn_procs(per_host={"gpus": 1}, bootstrap=lambda: wait_for_file(str(gate)))
     waiters = starting.spawn("late", Waiter)
     first, second = (waiters.wait.call(name) for name in ("first", "second"))
     third = waiters.all_said.call()
@@ -216,7 +214,7 @@ def test_a_cancelled_call_whose_rank_dies_has_one_answer(hosts: Any, tmp_path: P
     procs = hosts.spawn_procs(per_host={"gpus": 1})
     blockers = procs.spawn("doomed", Blocker)
     blocks = blockers.block.call(str(tmp_path / "begun"), str(tmp_path / "never"))
-    wait_for(str(tmp_path / "begun-1"))
+    wait_for_file(str(tmp_path / "begun-1"))
     assert blocks.cancel()
     assert isinstance(blocks.exception(TIMEOUT), CallCancelledError)
     procs.stop().get(timeout=TIMEOUT)

@@ -21,7 +21,7 @@ from meshgate_processes.marks import find_processes
 from tests.end_to_end.actors import Owner, StopsItself, Worker
 from tests.end_to_end.conftest import FaultsOf
 from tests.programs import child_process
-from tests.waiting import DEADLINE, wait_for
+from tests.waiting import DEADLINE, Printed, wait_for
 
 PROMPT = 20.0  # seconds: it takes 2 on an idle machine (docs/reliability.md), and Monarch's own timeouts are 30 or more
 TIMEOUT = 60.0
@@ -335,7 +335,7 @@ def test_a_killed_driver_leaves_nothing_behind(moment: str) -> None:
 
 
 def test_a_failed_spawn_ends_the_processes_that_came_up_and_their_output_arrives(
-    job: Any, hosts: Any, capfd: pytest.CaptureFixture[str]
+    job: Any, hosts: Any, printed: Printed
 ) -> None:
     mark = f"partial-{os.getpid()}-{time.monotonic_ns()}"
 
@@ -357,11 +357,4 @@ def test_a_failed_spawn_ends_the_processes_that_came_up_and_their_output_arrives
         procs.spawn("workers", Worker).pid.call().get(timeout=60)
     assert caught.value.step.startswith("spawn_procs(")
     wait_for(lambda: not find_processes(f"MESHGATE_PARTIAL_SPAWN={mark}"), "the processes of the failed spawn to end")
-    printed = ""
-
-    def output_arrived() -> bool:
-        nonlocal printed
-        printed += capfd.readouterr().out
-        return "starting" in printed
-
-    wait_for(output_arrived, "the output")
+    wait_for(lambda: "starting" in printed.out, "the output")

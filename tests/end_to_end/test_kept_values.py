@@ -31,6 +31,7 @@ from meshgate import (
 )
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.test_server_restart import kill_server
+from tests.waiting import Printed
 
 MB = 2**20
 TIMEOUT = 120.0
@@ -349,9 +350,7 @@ def test_messages_to_the_ports_of_actors_take_kept_values(makers: Any, procs: An
     until(lambda: counts(makers) == {(0, 0)})
 
 
-def test_a_message_that_cannot_be_sent_harms_no_values(
-    makers: Any, hosts: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_that_cannot_be_sent_harms_no_values(makers: Any, hosts: Any, printed: Printed) -> None:
     made, receiving = makers.make.keep(10).slice(hosts=1, gpus=0), hosts.spawn_procs(name="receiving")
     port = receiving.spawn("receivers", Receiver).slice(hosts=0).open.call_one().get(TIMEOUT)
     receiving.stop().get(TIMEOUT)
@@ -362,14 +361,8 @@ def test_a_message_that_cannot_be_sent_harms_no_values(
     own.send(made)  # to the laptop
     assert receiver.recv().get(TIMEOUT)[0] == 2
     makers.add.broadcast(makers.fail.keep(2), 1)
-    shown = ""
-
-    def said() -> bool:
-        nonlocal shown
-        shown += "".join(capfd.readouterr())
-        return all(f"a {what} was not sent: " in shown for what in ("message to a channel", "broadcast of add"))
-
-    until(said)
+    whats = ("message to a channel", "broadcast of add")
+    until(lambda: all(f"a {what} was not sent: " in printed.err for what in whats))
 
 
 def test_replies_of_a_call_with_kept_values_can_go_to_a_channel(makers: Any, takers: Any) -> None:
@@ -454,17 +447,14 @@ def test_a_constructor_that_takes_a_failed_value_names_the_call(makers: Any) -> 
         failed.get(TIMEOUT)
 
 
-def test_a_failed_call_whose_values_are_not_used_is_reported(makers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_call_whose_values_are_not_used_is_reported(makers: Any, printed: Printed) -> None:
     failed = makers.fail.keep(1)
     until(failed._values.described.done)
     del failed
-    shown = ""
 
     def reported() -> bool:
-        nonlocal shown
         gc.collect()
-        shown += capfd.readouterr().err
-        return "a call of makers.fail.keep() failed, and the program has not read its result" in shown
+        return "a call of makers.fail.keep() failed, and the program has not read its result" in printed.err
 
     until(reported)
 

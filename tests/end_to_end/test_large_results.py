@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from meshgate import ActorError, Channel, InvalidRequestError, ProcessJob
 from tests.end_to_end.call_actors import MB, AsyncGiver, ConcurrentGiver, Giver
 from tests.end_to_end.test_faults import engine_of
+from tests.waiting import Printed, wait_for
 
 LIMIT, FITS, TOO_LARGE = 32 * MB, 20 * MB, 256 * MB
 TIMEOUT = 120.0
@@ -107,7 +107,7 @@ def test_a_message_to_a_channel_and_a_concurrent_result_are_refused_too(job: Pro
 
 
 def test_arguments_too_large_for_the_engine_fail_their_call_alone(
-    job: ProcessJob, procs: Any, capfd: pytest.CaptureFixture[str]
+    job: ProcessJob, procs: Any, printed: Printed
 ) -> None:
     takers = procs.spawn("arguments", Giver)
     port, receiver = Channel.open()
@@ -123,10 +123,8 @@ def test_arguments_too_large_for_the_engine_fail_their_call_alone(
         assert receiver.recv().get(TIMEOUT) == "small"
         takers.size_of.broadcast(bytes(TOO_LARGE))
         takers.size_of.call(b"").get(TIMEOUT)
-    shown = ""
-    while not ("a message to a channel was dropped: " in shown and "a message to size_of was dropped: " in shown):
-        shown += capfd.readouterr().err
-        time.sleep(0.01)
+    whats = ("a channel", "size_of")
+    wait_for(lambda: all(f"a message to {what} was dropped: " in printed.err for what in whats), "both notices")
 
 
 def test_a_large_message_is_pickled_once(procs: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import meshgate as kt
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
+from tests.waiting import Printed
 
 pytestmark = pytest.mark.any_release
 
@@ -67,16 +68,12 @@ def test_a_frozen_connection_resumes_when_it_thaws(workers: Any, proxy: NetworkP
     assert future.get(timeout=60) == 1
 
 
-def test_output_printed_during_a_cut_arrives(
-    workers: Any, proxy: NetworkProxy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_printed_during_a_cut_arrives(workers: Any, proxy: NetworkProxy, printed: Printed) -> None:
     worker = workers.slice(hosts=0)
     for number in range(20):
         worker.say.call_one(f"line {number}").get(timeout=60)
         proxy.cut()
     worker.rank.call_one().get(timeout=60)
-    printed = ""
-    while "line 19" not in printed:
+    while "line 19" not in printed.out:
         worker.rank.call_one().get(timeout=60)
-        printed += capsys.readouterr().out
-    assert [f"line {number}" in printed for number in range(20)] == [True] * 20
+    assert [f"line {number}" in printed.out for number in range(20)] == [True] * 20

@@ -17,7 +17,7 @@ from meshgate.session.output import printer
 from meshgate.spmd import serve
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -25,31 +25,31 @@ def _results_wait_for_printing_however_busy_the_machine_is(monkeypatch: pytest.M
     monkeypatch.setattr(printer, "PRINT_TIMEOUT", 30)
 
 
-def read_output(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, str]:
+def read_output(workers: Any, printed: Printed, until: str) -> tuple[str, str]:
     out = err = ""
     for _ in range(2_000):
         workers.rank.call().get(timeout=60)
-        captured = capsys.readouterr()
-        out, err = out + captured.out, err + captured.err
+        more = printed.take()
+        out, err = out + more[0], err + more[1]
         if until in out + err:
             return out, err
     raise AssertionError(f"{until!r} did not arrive: {out!r}, {err!r}")
 
 
-def test_a_line_is_labelled_with_its_rank_and_host(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_labelled_with_its_rank_and_host(workers: Any, printed: Printed) -> None:
     workers.slice(hosts=1, gpus=1).say.call_one("only me").get()
-    out, _ = read_output(workers, capsys, "only me")
+    out, _ = read_output(workers, printed, "only me")
     (line,) = [line for line in out.splitlines() if "only me" in line]
     assert "workers-1" in line
     assert "rank 3" in line
 
 
-def test_the_same_line_of_all_ranks_is_printed_once(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_line_of_all_ranks_is_printed_once(workers: Any, printed: Printed) -> None:
     lines: list[str] = []
     for attempt in range(20):  # a rank that is late on a busy machine gets a line of its own
         workers.say.call(f"all of us, {attempt}").get()
         workers.say.call(f"the end, {attempt}").get()
-        out, _ = read_output(workers, capsys, f"the end, {attempt}")
+        out, _ = read_output(workers, printed, f"the end, {attempt}")
         lines = [line for line in out.splitlines() if f"all of us, {attempt}" in line]
         if len(lines) == 1:
             break
@@ -57,56 +57,56 @@ def test_the_same_line_of_all_ranks_is_printed_once(workers: Any, capsys: pytest
     assert "ranks" in lines[0]
 
 
-def test_what_was_printed_before_a_result_is_shown_before_it(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_printed_before_a_result_is_shown_before_it(workers: Any, printed: Printed) -> None:
     for number in range(30):
         workers.say.call(f"line {number} of them").get()
-        assert f"line {number} of them" in capsys.readouterr().out
+        assert f"line {number} of them" in printed.take()[0]
 
 
-def test_native_output_is_shown_before_the_result(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_native_output_is_shown_before_the_result(workers: Any, printed: Printed) -> None:
     for number in range(10):
         workers.say_natively.call(f"line {number}").get()
-        captured = capsys.readouterr()
-        assert f"line {number}" in captured.out
-        assert f"line {number} of a child" in captured.err
+        out, err = printed.take()
+        assert f"line {number}" in out
+        assert f"line {number} of a child" in err
 
 
-def test_log_messages_are_as_the_program_wrote_them_and_fold(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_messages_are_as_the_program_wrote_them_and_fold(workers: Any, printed: Printed) -> None:
     lines: list[str] = []
     for attempt in range(20):  # a rank that is late on a busy machine gets a line of its own
         workers.log.call(f"loss of step {attempt}").get()
-        lines = [line for line in capsys.readouterr().err.splitlines() if f"loss of step {attempt}" in line]
+        lines = [line for line in printed.take()[1].splitlines() if f"loss of step {attempt}" in line]
         if len(lines) == 1:
             break
     (line,) = lines
     assert re.fullmatch(r"\[workers \d ranks\] (WARNING:trainer:)?loss of step \d+", line)
 
 
-def test_errors_go_to_stderr(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_go_to_stderr(workers: Any, printed: Printed) -> None:
     workers.slice(hosts=0, gpus=0).say.call_one("a warning", error=True).get()
-    out, err = read_output(workers, capsys, "a warning")
+    out, err = read_output(workers, printed, "a warning")
     assert "a warning" in err
     assert "a warning" not in out
 
 
 def test_a_progress_bar_that_begins_its_refreshes_with_a_carriage_return_is_one_line(
-    workers: Any, capsys: pytest.CaptureFixture[str]
+    workers: Any, printed: Printed
 ) -> None:
     one = workers.slice(hosts=0, gpus=0)
     for percent in (10, 20, 30):
         one.say.call_one(f"\r {percent}%", end="").get()  # as tqdm does
     one.say.call_one("").get()
-    lines = [line for line in capsys.readouterr().out.splitlines() if "%" in line]
+    lines = [line for line in printed.take()[0].splitlines() if "%" in line]
     assert [line.partition("] ")[2] for line in lines] == [" 30%"]
 
 
-def test_output_can_be_turned_off(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_can_be_turned_off(job: Any, printed: Printed) -> None:
     with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token), stream_output=False) as client:
         workers = client.attach_hosts("workers", 2).spawn_procs().spawn("quiet", Worker)
         workers.say.call("hidden").get()
         for _ in range(20):
             workers.rank.call().get()
-    assert "hidden" not in capsys.readouterr().out
+    assert "hidden" not in printed.take()[0]
 
 
 @pytest.fixture
@@ -141,26 +141,18 @@ def wait_until_logged(log_dir: Path, expected: dict[str, str]) -> None:
     assert logged(log_dir) == expected
 
 
-def test_each_rank_prints_to_a_file_of_its_own(
-    find: Callable[[], Any], log_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_rank_prints_to_a_file_of_its_own(find: Callable[[], Any], log_dir: Path, printed: Printed) -> None:
     procs = find().state(cached_path=None).workers.spawn_procs(per_host={"gpus": 2})
     speakers = procs.spawn("speakers", Worker)
     speakers.say.call("all of us").get()
     speakers.slice(hosts=1, gpus=1).say.call_one("only me", error=True).get()
     files = {f"speakers/{rank}.log": "all of us\n" for rank in range(3)}
     wait_until_logged(log_dir, {**files, "speakers/3.log": "all of us\nonly me\n"})
-    printed: list[str] = []
-
-    def is_printed() -> bool:  # files are written before
-        printed.append(capsys.readouterr().out)
-        return "all of us" in "".join(printed)
-
-    wait_for(is_printed, "the line")
+    wait_for(lambda: "all of us" in printed.out, "the line")  # files are written before
 
 
 def test_what_is_not_printed_is_in_the_files(
-    find: Callable[[], Any], log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    find: Callable[[], Any], log_dir: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     monkeypatch.setenv("MESHGATE_OUTPUT", "off")
     hosts = find().state(cached_path=None).workers
@@ -172,7 +164,7 @@ def test_what_is_not_printed_is_in_the_files(
     loud.spawn("workers", Worker).say.call("of a quiet mesh").get()
     files = {f"quiet/{rank}.log": "of a quiet program\n" for rank in range(2)}
     wait_until_logged(log_dir, {**files, **{f"hidden/{rank}.log": "of a quiet mesh\n" for rank in range(2)}})
-    assert "quiet" not in capsys.readouterr().out
+    assert "quiet" not in printed.take()[0]
 
 
 def test_cuts_neither_lose_nor_double_a_line_of_a_file(job: Any, log_dir: Path) -> None:
@@ -202,7 +194,7 @@ def test_a_takeover_and_a_mesh_that_is_spawned_again_continue_the_files(find: Ca
 
 
 def test_a_takeover_from_a_quiet_program_prints(
-    find: Callable[[], Any], log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    find: Callable[[], Any], log_dir: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     monkeypatch.delenv("MESHGATE_LOG_DIR")
     monkeypatch.setenv("MESHGATE_OUTPUT", "off")
@@ -213,7 +205,7 @@ def test_a_takeover_from_a_quiet_program_prints(
     monkeypatch.delenv("MESHGATE_OUTPUT")
     taken_over = find().attach("quiet", cached_path=None)["taken_over"]
     taken_over.say.call("shown").get()
-    out, _ = read_output(taken_over, capsys, "shown")
+    out, _ = read_output(taken_over, printed, "shown")
     assert "not shown" not in out
     assert not log_dir.exists()
 

@@ -34,7 +34,7 @@ from meshgate.ranks.exec import execute
 from meshgate.ranks.forward import forward
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import AsyncStopping, Stopping, Worker
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_terminal_survives_ten_cuts_and_passes_keys_signals_and_its_size(job: 
         assert terminal.process.wait(timeout=60) == 5
 
 
-def test_a_breakpoint_waits_for_a_debugger_and_continues(hosts: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_breakpoint_waits_for_a_debugger_and_continues(hosts: Any, printed: Printed) -> None:
     procs = hosts.spawn_procs(name="stopping")
     stopping = procs.spawn("stopping", Stopping)
     pending, waiting = stopping.double.call(3), procs.spawn("waiting", AsyncStopping).echo.call(4)
@@ -267,13 +267,7 @@ def test_a_breakpoint_waits_for_a_debugger_and_continues(hosts: Any, capfd: pyte
     assert list(pending.get(timeout=60).values()) == [6, 100]
     assert list(waiting.get(timeout=60).values()) == [60, 4]
     assert "3\n(Pdb) " in "".join(shown)
-    announced: list[str] = []
-
-    def is_announced() -> bool:
-        announced.append(capfd.readouterr().err)
-        return "stopping rank 0 has stopped at " in "".join(announced)
-
-    wait_for(is_announced, "the announcement")
+    wait_for(lambda: "stopping rank 0 has stopped at " in printed.err, "the announcement")
     procs.stop().get()
 
 

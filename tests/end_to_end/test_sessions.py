@@ -20,7 +20,7 @@ from tests.end_to_end.actors import Worker
 from tests.end_to_end.drivers import JOB, READY
 from tests.end_to_end.test_server_restart import kill_server
 from tests.programs import ROOT, child_process
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 TIMEOUT = 60.0
 
@@ -72,7 +72,7 @@ def call(session: Any, tag: str) -> Any:
 
 
 def test_another_process_finds_everything_that_a_killed_driver_has_left(
-    directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+    directory: Path, load: Callable[[], Any], printed: Printed
 ) -> None:
     file = directory / "go"
     with run_driver("leave_everything", str(file)) as driver:
@@ -119,8 +119,7 @@ def test_another_process_finds_everything_that_a_killed_driver_has_left(
     assert receiver.recv().get(TIMEOUT) == 0
     # Output: what was read is not printed again.
     workers.slice(hosts=0).say.call_one("printed late").get(TIMEOUT)
-    printed = wait_for_output(workers, capsys, "printed late")
-    assert "printed early" not in printed
+    assert "printed early" not in wait_for_output(workers, printed, "printed late")
 
 
 def test_a_session_is_ended_while_another_program_holds_it(job_of_its_own: ProcessJob) -> None:
@@ -156,12 +155,12 @@ def test_a_session_is_taken_over_after_the_server_was_killed_too(directory: Path
     assert session["workers"].slice(hosts=0).recorded.call_one().get(TIMEOUT) == [1, 2]
 
 
-def wait_for_output(workers: Any, capsys: pytest.CaptureFixture[str], text: str) -> str:
-    printed = ""
-    while text not in printed:
+def wait_for_output(workers: Any, printed: Printed, text: str) -> str:
+    shown = ""
+    while text not in shown:
         workers.rank.call().get(TIMEOUT)
-        printed += capsys.readouterr().out
-    return printed
+        shown += printed.take()[0]
+    return shown
 
 
 def test_a_driver_that_ends_by_itself_leaves_its_session_running(
@@ -177,17 +176,17 @@ def test_a_driver_that_ends_by_itself_leaves_its_session_running(
 
 
 def test_a_living_holder_gets_one_clear_error_and_output_can_be_replayed(
-    directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+    directory: Path, load: Callable[[], Any], printed: Printed
 ) -> None:
     job = ProcessJob({"workers": 1})
     workers = job.state(JOB).workers.spawn_procs(name="procs").spawn("workers", Worker)
     workers.say.call_one("hello").get(TIMEOUT)  # before the session is detached: it is not kept
     with pytest.raises(kt.InvalidRequestError, match="not detached"):
         load().attach(job._client.session_id)
-    wait_for_output(workers, capsys, "hello")
+    wait_for_output(workers, printed, "hello")
     name = job.detach()
     workers.say.call_one("one line").get(TIMEOUT)
-    wait_for_output(workers, capsys, "one line")
+    wait_for_output(workers, printed, "one line")
     waiting = workers.hang.call_one()
 
     with pytest.raises(JobError, match="does not have session 'other'"):
@@ -202,7 +201,7 @@ def test_a_living_holder_gets_one_clear_error_and_output_can_be_replayed(
             waiting.get(TIMEOUT)
     with pytest.raises(SessionTakenOverError):
         workers.rank.call_one()
-    assert "hello" not in wait_for_output(session.procs["procs"].spawn("others", Worker), capsys, "one line")
+    assert "hello" not in wait_for_output(session.procs["procs"].spawn("others", Worker), printed, "one line")
     # The call of the first one can be cancelled.
     (hangs,) = [each.future for each in session.calls if each.endpoint == "workers.hang"]
     assert hangs.cancel()

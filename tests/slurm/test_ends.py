@@ -20,7 +20,7 @@ from meshgate.jobs.slurm.access import NodeAccess
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 from tests.slurm.actors import Trainer
 from tests.slurm.cluster import DISTURBED, NOTICED, kit, pids, queue, run, small_job
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +61,10 @@ def test_a_cancelled_job_ends_its_calls_with_state_node_and_log(name: str, tmp_p
 
 
 @pytest.mark.slow
-def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shown = ""
-
-    def announced() -> bool:
-        nonlocal shown
-        shown += capfd.readouterr().err
-        return f"[meshgate] Slurm ends job {job.job_id} at " in shown
-
+def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, printed: Printed) -> None:
     with small_job({"workers": 1}, name, tmp_path, time_limit="9", warn_before=700) as job:
         call, _ = waiting_call(job)
-        wait_for(announced, "the announcement")
+        wait_for(lambda: f"[meshgate] Slurm ends job {job.job_id} at " in printed.err, "the announcement")
         # Slurm looks for jobs that are over their limit every half minute, and the limit is what ends the job now.
         run("scontrol", "update", f"JobId={job.job_id}", "EndTime=now+1")
         assert re.search(r"TIMEOUT: it reached its time limit of \d min", failure_of(call, timeout=180))

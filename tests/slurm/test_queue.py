@@ -19,7 +19,7 @@ from meshgate import JobStartFailed, SlurmJob
 from tests.programs import ROOT
 from tests.slurm.actors import Trainer
 from tests.slurm.cluster import DEADLINE, queue, run, small_job
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 LATER = ["--begin=now+1hour"]
 
@@ -61,20 +61,18 @@ def test_a_queue_that_does_not_move_is_described_and_left_after_the_start_timeou
     wait_for(lambda: not queue(name), "the job to be cancelled")
 
 
-def test_an_interrupt_ends_the_wait_and_a_second_one_the_job(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_ends_the_wait_and_a_second_one_the_job(name: str, tmp_path: Path, printed: Printed) -> None:
     job = small_job({"workers": 1}, name, tmp_path, slurm_args=LATER)
     job.apply()
     try:
-        interrupt_when_shown(capsys, "expected to start")
+        interrupt_when_shown(printed, "expected to start")
         with pytest.raises(KeyboardInterrupt):
             job.state(cached_path=None)
         assert queue(name) == ["PENDING"]
         assert job.active
 
-        capsys.readouterr()
-        threading.Thread(target=interrupt_twice, args=(capsys,)).start()
+        printed.take()
+        threading.Thread(target=interrupt_twice, args=(printed,)).start()
         with pytest.raises(KeyboardInterrupt):
             job.state(cached_path=None)
         wait_for(lambda: not queue(name), "the job to be cancelled")
@@ -83,17 +81,17 @@ def test_an_interrupt_ends_the_wait_and_a_second_one_the_job(
         job.kill()
 
 
-def interrupt_when_shown(capsys: pytest.CaptureFixture[str], text: str) -> None:
+def interrupt_when_shown(printed: Printed, text: str) -> None:
     def interrupt() -> None:
-        wait_for(lambda: text in capsys.readouterr().err, text)
+        wait_for(lambda: text in printed.take()[1], text)
         _thread.interrupt_main()
 
     threading.Thread(target=interrupt).start()
 
 
-def interrupt_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def interrupt_twice(printed: Printed) -> None:
     for text in ("expected to start", "stays in the queue"):
-        wait_for(lambda text=text: text in capsys.readouterr().err, text)  # type: ignore[misc]
+        wait_for(lambda text=text: text in printed.take()[1], text)  # type: ignore[misc]
         _thread.interrupt_main()
 
 

@@ -19,7 +19,7 @@ from meshgate.session.errors.unread import UnreadFailures
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Call, Detach, Done, Failed, Failure, stream_of
 from tests.client.scripted_gateway import ScriptedGateway, ScriptedSession, unpickle
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 HEAD = "meshgate: a call of workers.fail failed, and the program has not read its result."
 
@@ -74,15 +74,9 @@ def test_a_failure_that_is_dropped_unread_is_reported(
     assert err.endswith("GatewayFault: disk full\n")
 
 
-def test_a_failure_is_reported_while_the_session_lasts(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[str] = []
+def test_a_failure_is_reported_while_the_session_lasts(workers: Any, printed: Printed) -> None:
     workers.fail.call("disk full")
-
-    def shown() -> bool:
-        seen.append(capsys.readouterr().err)
-        return "disk full" in "".join(seen)
-
-    wait_for(shown, "the report")
+    wait_for(lambda: "disk full" in printed.err, "the report")
 
 
 @pytest.mark.parametrize("read", ["get", "exception", "result"])

@@ -41,7 +41,7 @@ from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 from tests.gateway.virtual_time import run_in_virtual_time
 from tests.ports import closed_port
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 QUICK = ClientSettings(connect_timeout=0.3, attempt_timeout=10, lost_after=0, retry_most=0.05, close_timeout=5)
 
@@ -217,19 +217,13 @@ def test_a_short_cut_is_not_logged(gateway: ScriptedGateway, client: Client, cap
 def test_an_outage_is_shown_and_logged_and_so_is_its_end_before_any_result(
     gateway: ScriptedGateway,
     settings: ClientSettings,
-    capfd: pytest.CaptureFixture[str],
+    printed: Printed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "meshgate")
     gateway.functions["add"] = lambda rank, amount: amount
     patient = settings.model_copy(update={"quiet": 60.0, "retry_most": 0.01})
     refusing = threading.Event()
-    shown: list[str] = []
-
-    def is_shown(text: str) -> bool:
-        shown.append(capfd.readouterr().err)
-        return text in "".join(shown)
-
     with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
         one = one_counter(client)
         one.add.call_one(0).get(timeout=20)
@@ -245,12 +239,12 @@ def test_an_outage_is_shown_and_logged_and_so_is_its_end_before_any_result(
         waits = "counters.add was called .* and waits"
         with pytest.raises(TimeoutError, match=rf"no result within 0.01 s; {said}.*; {waits}; the operation continues"):
             future.get(timeout=0.01)
-        wait_for(lambda: is_shown("calls wait, and nothing is lost\n"), "the line")
+        wait_for(lambda: "calls wait, and nothing is lost\n" in printed.err, "the line")
         gateway.refuse = lambda request: None
         assert future.get(timeout=30) == 1
         assert "again after" in caplog.records[-1].getMessage()
-        wait_for(lambda: is_shown("nothing was lost\n"), "the line of the end")
-    lines = "".join(shown).splitlines()
+        wait_for(lambda: "nothing was lost\n" in printed.err, "the line of the end")
+    lines = printed.err.splitlines()
     assert len(lines) == 2  # a file keeps every line, so the first is not updated
     assert re.fullmatch(r"\[meshgate\] no connection to the gateway at .*; calls wait, and nothing is lost", lines[0])
     assert re.fullmatch(r"\[meshgate\] connected to the gateway at .* again after \d+ s; nothing was lost", lines[1])
