@@ -2,92 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshgate import Actor, ActorError, Channel, ProcessJob, endpoint, job_load, send
-from tests.end_to_end.test_kept_values import TIMEOUT, Maker, counts, until
+from meshgate import ActorError, Channel, ProcessJob, job_load, send
+from tests.end_to_end.keepers import Buffer, Maker
+from tests.end_to_end.test_kept_values import TIMEOUT, counts, until
 from tests.end_to_end.test_server_restart import kill_server
-
-
-class Buffer(Actor):
-    """Has references, as a replay buffer. An endpoint that passes one on has no other to that value afterwards."""
-
-    def __init__(self, *references: Any) -> None:
-        self.references = list(references)
-        self.receiver: Any = None
-
-    @endpoint
-    async def add(self, reference: Any) -> None:
-        self.references.append(reference)
-
-    @endpoint
-    async def take(self) -> Any:
-        return self.references.pop(0)
-
-    @endpoint
-    async def clear(self) -> None:
-        self.references.clear()
-
-    @endpoint
-    async def first_byte(self) -> Any:
-        """That of the latest value."""
-        return (await self.references[-1])[0]
-
-    @endpoint
-    async def wait(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    @endpoint
-    async def push(self, other: Any) -> None:
-        await other.add.call_one(self.references.pop(0))
-
-    @endpoint
-    async def push_without_waiting(self, other: Any) -> None:
-        other.add.broadcast(self.references.pop(0))
-
-    @endpoint
-    async def pull(self, other: Any) -> None:
-        self.references.append(await other.take.call_one())
-
-    @endpoint
-    async def open(self) -> Any:
-        port, self.receiver = Channel.open()
-        return port
-
-    @endpoint
-    async def send_to(self, port: Any) -> None:
-        port.send(self.references.pop(0))
-
-    @endpoint
-    async def receive(self) -> None:
-        self.references.append(await self.receiver.recv())
-
-    @endpoint
-    async def play(self, other: Any, rounds: int) -> None:
-        for _ in range(rounds):
-            await other.add.call_one(self.references.pop(0))
-            self.references.append(await other.take.call_one())
-
-    @endpoint
-    async def known(self) -> dict[str, int]:
-        """The statistics of this process's references."""
-        import sys
-
-        gc.collect()  # the traceback of an exception refers to the reference that has raised it
-
-        found: dict[str, int] = sys.modules["_meshgate_kept"].references.statistics()
-        return found
-
-    @endpoint
-    async def die(self) -> None:
-        import os
-
-        os._exit(3)
 
 
 @pytest.fixture(scope="module")
