@@ -253,8 +253,8 @@ class JoinableJob(_Model):
     namespace: Annotated[str, Field(max_length=256)] = ""
 
 
-class Submission(_Model):
-    """A program to run, the body of ``POST /v1/runs``. ``directory`` and ``paths`` are relative to the synced project.
+class Program(_Model):
+    """A program to run beside the gateway, before its code is known there.
 
     ``id`` is random: a request that is repeated with it returns the run that the first one started. Limits: ``memory``
     and ``disk`` are in bytes, of all processes of the run; None: the gateway's defaults."""
@@ -262,14 +262,19 @@ class Submission(_Model):
     name: Annotated[str, Field(pattern=RUN_NAME)]
     id: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")] = ""
     command: Annotated[tuple[_Argument, ...], Field(min_length=1, max_length=1024)]
-    version: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    directory: _Short = ""
-    paths: Annotated[tuple[_Short, ...], Field(max_length=256)] = ("",)
     environment: Annotated[dict[_Variable, _Argument], Field(max_length=512)] = {}
     restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
     processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     disk: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+
+
+class Submission(Program):
+    """The body of ``POST /v1/runs``. ``directory`` and ``paths`` are relative to the synced project."""
+
+    version: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    directory: _Short = ""
+    paths: Annotated[tuple[_Short, ...], Field(max_length=256)] = ("",)
     job: JoinableJob
 
 

@@ -64,11 +64,13 @@ class RunAccess(ABC):
         ConnectionFailedError if the gateway cannot be reached for two minutes, and what ``sync`` raises.
         """
         from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - few programs submit others
-        from meshgate.jobs.runs import submit  # noqa: PLC0415
+        from meshgate.jobs.runs import program_of, submit  # noqa: PLC0415
         from meshgate.progress import Waiting  # noqa: PLC0415
 
         if isinstance(command, str) or not command:
             raise TypeError(f"submit({command!r}): pass the program and its arguments, such as ['python', 'train.py']")
+        limits = {"restarts": restarts, "memory": memory, "processes": processes, "disk": disk}
+        program = program_of(command, name, environment=env or {}, **limits)
         self.state()
         running = self._require_runs()
         title, step = " ".join(map(str, command))[:80], "the job gets its code"
@@ -77,19 +79,7 @@ class RunAccess(ABC):
             client: ClientSession = running._client  # type: ignore[attr-defined]
             tree = sync_for(client, None).tree
             step = "the gateway starts it"
-            return submit(
-                running._dialer,
-                tree,
-                report.version,
-                command,
-                name,
-                environment=env or {},
-                restarts=restarts,
-                memory=memory,
-                processes=processes,
-                disk=disk,
-                job=self._joinable(),
-            )
+            return submit(running._dialer, tree, report.version, program, self._joinable())
 
     def runs(self) -> list[Run]:
         """The runs of the running job, the oldest first. Raises GatewayError, and JobNotRunning before ``state()``."""

@@ -15,14 +15,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.session.gateway_client import request_json
-from meshgate_wire.status import MAX_GRACE, MAX_SUBMISSION, RunOutput, Runs, RunStatus, Submission
+from meshgate_wire.status import (
+    MAX_GRACE,
+    MAX_SUBMISSION,
+    JoinableJob,
+    Program,
+    RunOutput,
+    Runs,
+    RunStatus,
+    Submission,
+)
 
 if TYPE_CHECKING:
     from meshgate.code_sync.project import Tree
@@ -37,6 +46,7 @@ REFUSALS = frozenset({400, 404, 405, 409, 413, 507})
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LINE_END = re.compile(r"\r\n|\r(?!$)|\n")  # a "\r" at the end of what has arrived may belong to a "\n"
 
+P = TypeVar("P", bound=Program)
 _WANTED = {
     ("name", "string_pattern_mismatch"): (
         "the name of a run begins with a letter from A to Z or a digit, and has at most 63 letters, digits, '.', '_' "
@@ -162,34 +172,24 @@ class Run:
         return request_json(self._dialer, f"{PATH}/{quote(self.name)}{rest}", refusals=REFUSALS)
 
 
-def submit(
-    dialer: Callable[[], Dialer], tree: Tree, version: str, command: Sequence[str], name: str | None, **options: Any
-) -> Run:
-    """Starts a run of ``version`` of ``tree`` at the gateway that ``dialer`` finds. ``options`` are further fields of
-    the submission. Raises as ``job.submit()``."""
-    directory = _directory(tree)
+def program_of(command: Sequence[str], name: str | None, **options: Any) -> Program:
+    """The program to submit. Raises ValueError if no gateway would take it."""
     command = [str(word) for word in command]
-    try:
-        submission = Submission(
-            name=name or _name_of(command),
-            id=secrets.token_hex(16),  # a request that is repeated after a cut starts nothing again
-            command=tuple(_translate(command, tree)),
-            version=version,
-            directory=directory,
-            paths=tree.paths,
-            **options,
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "[key]").replace("environment", "env", 1)
-        wanted = _WANTED.get((str(first["loc"][0]), first["type"]), first["msg"])
-        raise ValueError(f"submit({where}={first['input']!r:.100}): {wanted}") from None
-    body = submission.model_dump_json(exclude_defaults=True).encode()
-    if len(body) > MAX_SUBMISSION:
-        raise ValueError(
-            f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
-            "long arguments into a file of the project"
-        )
+    name = name or _name_of(command)
+    identifier = secrets.token_hex(16)  # a request that is repeated after a cut starts nothing again
+    program = _validated(Program, name=name, id=identifier, command=tuple(command), **options)
+    script = _script_of(command)
+    if script is not None and not script.is_file():
+        raise ValueError(f"submit(): the script {script} does not exist in {Path.cwd()}")
+    return program
+
+
+def submit(dialer: Callable[[], Dialer], tree: Tree, version: str, program: Program, job: JoinableJob) -> Run:
+    """Starts a run of ``version`` of ``tree`` at the gateway that ``dialer`` finds. Raises as ``job.submit()``."""
+    fields = {**dict(program), "command": tuple(_translate(program.command, tree))}
+    directory = _directory(tree)
+    submission = _validated(Submission, **fields, version=version, directory=directory, paths=tree.paths, job=job)
+    body = _body(submission)
     try:
         answer = _patiently(lambda path: request_json(dialer(), path, body, refusals=REFUSALS), PATH)
     except ConnectionFailedError as error:
@@ -200,6 +200,26 @@ def submit(
     run = Run(submission.name, dialer())
     run._note(RunStatus.model_validate(answer))
     return run
+
+
+def _validated(model: type[P], **fields: Any) -> P:
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "[key]").replace("environment", "env", 1)
+        wanted = _WANTED.get((str(first["loc"][0]), first["type"]), first["msg"])
+        raise ValueError(f"submit({where}={first['input']!r:.100}): {wanted}") from None
+
+
+def _body(program: Program) -> bytes:
+    body = program.model_dump_json(exclude_defaults=True).encode()
+    if len(body) > MAX_SUBMISSION:
+        raise ValueError(
+            f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
+            "long arguments into a file of the project"
+        )
+    return body
 
 
 def list_runs(dialer: Dialer) -> list[Run]:
@@ -244,18 +264,21 @@ def _directory(tree: Tree) -> str:
     return "" if str(relative) == "." else str(relative)
 
 
-def _translate(command: Sequence[str], tree: Tree) -> Iterator[str]:
-    """``command`` as it runs elsewhere: this interpreter is ``python``, and files of the project are relative to the
-    working directory. Raises ValueError if its script does not exist or is not in the project."""
+def _script_of(command: Sequence[str]) -> Path | None:
+    """The script that ``command`` runs with Python."""
     program, *arguments = command
     is_python = program == sys.executable or PYTHON.fullmatch(os.path.basename(program)) is not None
+    return Path(arguments[0]) if is_python and arguments and arguments[0].endswith(".py") else None
+
+
+def _translate(command: Sequence[str], tree: Tree) -> Iterator[str]:
+    """``command`` as it runs elsewhere: this interpreter is ``python``, and files of the project are relative to the
+    working directory. Raises ValueError if its script is not in the project."""
+    script = _script_of(command)
+    if script is not None and not script.resolve().is_relative_to(tree.top.resolve()):
+        raise ValueError(f"submit(): {script} is outside of the synced project {tree.top}: move it there")
+    program, *arguments = command
     yield "python" if program == sys.executable else _relative(program, tree)
-    if is_python and arguments and arguments[0].endswith(".py"):
-        script = Path(arguments[0])
-        if not script.is_file():
-            raise ValueError(f"submit(): the script {script} does not exist in {Path.cwd()}")
-        if not script.resolve().is_relative_to(tree.top.resolve()):
-            raise ValueError(f"submit(): {script} is outside of the synced project {tree.top}: move it there")
     for argument in arguments:
         yield _relative(argument, tree)
 

@@ -253,7 +253,6 @@ def test_a_run_without_a_name_is_called_after_its_program(command: list[str], na
         (["python", "nothing.py"], {}, r"the script nothing.py does not exist in .*recipes"),
         (["python", "train.py"], {"name": "a/b"}, r"submit\(name='a/b'\): the name of a run begins with a letter"),
         (["python", "train.py"], {"restarts": -1}, r"submit\(restarts=-1\)"),
-        (["python", *["x" * 16_000] * 4], {}, r"env= have 64\d\d\d bytes as JSON, and the limit is 49152: put long"),
         (["python", "a\0b"], {}, r"submit\(command\.1='a\\x00b'\): an argument of a program has no null byte"),
         (["python", "train.py"], {"env": {"A=B": "c"}}, r"submit\(env\.A=B='A=B'\): the name of a variable has no '='"),
         (
@@ -265,9 +264,20 @@ def test_a_run_without_a_name_is_called_after_its_program(command: list[str], na
         (["python", "x" * 20_000], {}, r"submit\(command\.1='x{99}\): String should have at most 16384 characters"),
     ],
 )
-def test_what_cannot_run_there_is_refused(gateway: Any, top: Path, command: Any, options: Any, text: str) -> None:
+def test_what_cannot_run_there_is_refused_before_the_job_is_applied(
+    top: Path, command: Any, options: Any, text: str
+) -> None:
+    job = Submitting(1)
     with pytest.raises(ValueError, match=text):
-        submitted(gateway, *command, **options)
+        job.submit(command, **options)
+    assert not job.active
+
+
+def test_a_command_that_is_too_long_once_it_is_translated_is_refused(gateway: Any, top: Path) -> None:
+    within = [str(top / "recipes")] * (60_000 // len(str(top / "recipes")))  # "." each, there
+    assert submitted(gateway, "python", "train.py", *within)["command"][2:] == ["."] * len(within)
+    with pytest.raises(ValueError, match=r"env= have 64\d\d\d bytes as JSON, and the limit is 49152: put long"):
+        submitted(gateway, "python", *["x" * 16_000] * 4)
 
 
 def test_a_script_outside_of_the_project_is_refused(gateway: Any, top: Path, tmp_path_factory: Any) -> None:
