@@ -153,11 +153,9 @@ def test_exceptions_are_needed(module: str) -> None:
 
 
 def polls(node: ast.AST, *, inner: bool) -> bool:
-    """Whether the node runs again and again: a loop, or a condition that ``wait_for`` gets."""
-    if isinstance(node, ast.FunctionDef):
-        last = node.body[-1]
-        return inner and isinstance(last, ast.Return) and isinstance(last.value, ast.Compare)
-    return isinstance(node, (ast.While, ast.Lambda))
+    """Whether the node may run again and again: a loop, or a condition that ``wait_for`` gets."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return isinstance(node, (ast.While, ast.For, ast.Lambda)) or (inner and isinstance(node, functions))
 
 
 def test_no_test_reads_a_capture_again_and_again() -> None:

@@ -19,7 +19,7 @@ from meshgate.session import futures
 from meshgate.session.futures import Future, FutureProxy, LoopWaker
 from meshgate.shapes.shape import Shape
 from meshgate.shapes.value_mesh import ValueMesh
-from tests.waiting import DEADLINE, wait_for
+from tests.waiting import DEADLINE, Printed, wait_for
 
 
 class Boom(Exception):
@@ -255,7 +255,7 @@ def test_ctrl_c_says_what_the_call_waits_for(
 
 
 def test_ctrl_c_at_a_prompt_says_at_once_what_becomes_of_the_call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     interrupt_waits(monkeypatch)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
@@ -267,7 +267,7 @@ def test_ctrl_c_at_a_prompt_says_at_once_what_becomes_of_the_call(
         with pytest.raises(KeyboardInterrupt) as caught:
             FutureProxy[int](call=call).get()
         assert report_interrupt(caught.value, "The program ends")  # which writes no second line
-        start, says = capsys.readouterr().err.split("1 of 4 ranks. ")
+        start, says = printed.take()[1].split("1 of 4 ranks. ")
         assert start == "\nmeshgate: interrupted while waiting for trainers.step: "
         return says
 
