@@ -121,7 +121,10 @@ def loads(
     except UnreadableResult:
         raise
     except Exception as error:
-        raise UnreadableResult(f"cannot unpickle the result: {type(error).__name__}: {error}") from error
+        raise UnreadableResult(
+            f"cannot unpickle the result: {type(error).__name__}: {str(error).rstrip('.')}. If the workers have other "
+            "versions of its packages, install these here; else return numbers, strings, containers or arrays"
+        ) from error
 
 
 def loads_exception(
