@@ -132,7 +132,7 @@ class UrlDialer:
         if scheme == "ws" and token and self._through_proxy:
             warn_caller(
                 f"{self.url}: the token and all data are sent unencrypted, so everyone on the way can use this "
-                f"job. Use wss:// behind an ingress with TLS, or kubectl port-forward"
+                "job. Use wss:// behind an ingress with TLS, or a tunnel: kubectl port-forward, or ssh -L"
             )
         self.certificates = Certificates(ca, cert, key) if scheme == "wss" else None
 
