@@ -268,6 +268,29 @@ def test_a_killed_process_is_a_fault_of_its_actors(job: FakeJob | ProcessJob, ho
     assert sorted((each.mesh_name, each.ranks) for each in faults) == [("first", (1,)), ("second", (1,))]
 
 
+def test_actors_are_spawned_in_living_processes_alone_and_not_stopped_without_the_dead(
+    job: FakeJob | ProcessJob, hosts: Any, faults_of: FaultsOf
+) -> None:
+    faults = faults_of("dying")
+    procs = hosts.spawn_procs()
+    dying = spawn(procs, "dying")
+    pids = dying.pid.call().get().values()
+    if isinstance(job, FakeJob):
+        job.kill_rank(procs, 1)
+    else:
+        os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: faults, "the fault")
+    late, refused = spawn(procs, "late"), r"(?s)spawned on ranks 1 of .*Spawn on a slice of the living ranks"
+    with pytest.raises(kt.StepFailedError, match=refused):
+        late.add.call(1).get(20)  # Monarch itself waits for the dead one for 30 s
+    assert spawn(procs.slice(hosts=0), "living").add.call_one(1).get(60) == 1
+    with pytest.raises(
+        SupervisionError, match=r"(?s)'dying' were not stopped, because rank 1 has ended: .*stop\(\) of"
+    ):
+        dying.stop().get(60)
+    procs.stop().get(60)
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["procs", "actors"])
 def test_stop_does_not_wait_for_calls_and_fails_them(hosts: Any, whole: bool) -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 1})

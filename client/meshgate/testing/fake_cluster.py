@@ -190,7 +190,7 @@ class FakeGateway(WireServer):
             header.object, "actors", header.name, region, procs.hosts, procs.processes, procs.dead, parent=procs
         )
         session.meshes[header.object] = mesh
-        failure = _failure_of(mesh) or self._refusal(procs, ranks)
+        failure = _failure_of(mesh) or self._refusal(header, procs, ranks)
         if failure is not None:
             self._fail_mesh(session, mesh, failure)
             return
@@ -201,21 +201,24 @@ class FakeGateway(WireServer):
             failed = self._aborting(session, mesh, rank, point)
             procs.processes[rank].spawn(header.object, data, objects, point, failed)
 
-    def _refusal(self, procs: FakeMesh, ranks: Sequence[int]) -> Failure | None:
+    def _refusal(self, header: SpawnActors, procs: FakeMesh, ranks: Sequence[int]) -> Failure | None:
         """As Monarch, which spawns no actors on processes of which one is dead, or one has an actor that has failed."""
         if dead := [rank for rank in ranks if rank in procs.dead]:
+            named = ", ".join(map(str, dead))
             reason = (
-                f"ranks {dead} are dead: {procs.dead[dead[0]]}\n"
+                f"no actors can be spawned on ranks {named} of {procs.name}: {procs.dead[dead[0]]}\n"
                 "Spawn on a slice of the living ranks, or spawn new processes"
             )
         elif failed := [rank for rank in ranks if rank in procs.aborted]:
             reason = (
-                f"statuses: Failed(Cannot spawn new actors on mesh with supervision events): ranks {failed}\n"
+                "error spawning actor mesh: statuses: Failed(Cannot spawn new actors on mesh with supervision events): "
+                f"ranks {failed}\n"
                 "An actor failed in these processes, so Monarch spawns no others in them: spawn new processes"
             )
         else:
             return None
-        return Failure(kind="supervision", message=f"error spawning actor mesh: {reason}", mesh=procs.name)
+        step = f"spawn({header.name!r}, {header.class_name})"
+        return Failure(kind="supervision", message=reason, step=step, mesh=header.name)
 
     def _aborting(self, session: _Session, mesh: FakeMesh, rank: int, point: Point) -> Callable[[str], None]:
         """Makes the actor of ``mesh`` at base rank ``rank`` a dead one, with a traceback, from any thread."""
@@ -287,6 +290,9 @@ class FakeGateway(WireServer):
         mesh = session.meshes.get(header.target.object)
 
         def stop() -> None:
+            if mesh is not None and (refusal := self._stop_refusal(mesh)) is not None:
+                session.send(Failed(call=header.call, failure=refusal), stream=stream_of(header.target.object))
+                return
             if mesh is not None:
                 self._stop_ranks(session, mesh, _part(mesh, header.target)[1], header.reason)
                 for pending in session.pending:
@@ -294,6 +300,20 @@ class FakeGateway(WireServer):
             self._answer(session, header, mesh)
 
         self._when_created(mesh, header.target, None, stop)
+
+    def _stop_refusal(self, mesh: FakeMesh) -> Failure | None:
+        """As Monarch, which stops no actors of a mesh of which a process was killed."""
+        if mesh.kind != "actors" or mesh.parent is None:
+            return None
+        for procs, rank, reason in self._kills:
+            if procs == mesh.parent.number and mesh.dead.get(rank) == reason and rank in mesh.region.slice():
+                message = (
+                    f"actors {mesh.name!r} were not stopped, because rank {rank} has ended: {reason}\n"
+                    "Monarch stops no actors of a mesh of which one has ended: the others go on until their processes "
+                    "are stopped, with stop() of the proc mesh"
+                )
+                return Failure(kind="supervision", message=message, mesh=mesh.name)
+        return None
 
     def _answer(self, session: _Session, header: Initialized | Stop, mesh: FakeMesh | None) -> None:
         failure = mesh.failure if mesh is not None else None

@@ -13,7 +13,7 @@ from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Done, Initialized, Region, Release, Stop, stream_of
+from meshgate_wire.messages import Done, Failure, Initialized, Region, Release, Stop, stream_of
 
 # Seconds that meshes have to stop if their session ends or one of their hosts is lost: the three that Monarch gives a
 # `__cleanup__`, which may be saving something, and the way there. An actor that is in an endpoint, or that has a flood
@@ -147,7 +147,7 @@ class Lifetimes:
         unusable: list[HostMesh] = []  # afterwards, although the host processes run on
         work: Awaitable[Any]
         if isinstance(known, ActorMesh):
-            work = self._monarch.stop_actors(self._lookup.actors(known, header.target)[1], header.reason)
+            work = self._stop_actors(known, header)
         elif isinstance(known, ProcMesh):
             work = self._monarch.stop_procs((await self._lookup.procs(header.target))[1], header.reason)
         elif header.shutdown:
@@ -174,6 +174,26 @@ class Lifetimes:
                 self._process_stopped(mesh, rank, report)
             if not complete and ranks is None and mesh.number:
                 self._end_processes(mesh.number)
+
+    async def _stop_actors(self, known: ActorMesh, header: Stop) -> None:
+        actors = self._lookup.actors(known, header.target)[1]
+        try:
+            await self._monarch.stop_actors(actors, header.reason)
+        except Exception as error:
+            procs = known.procs
+            if procs is not None:  # reported ends of processes wait for a reason, and not at all while actors stop
+                known.dead.add_from(procs.dead, ranks_of(known.region))
+            died = sorted(known.dead.keys() - known.dead.stopped)
+            if not died:
+                raise
+            known.stopping = procs is not None and procs.stopping
+            self._ranks_stopped(known)
+            message = (
+                f"actors {known.name!r} were not stopped, because rank {died[0]} has ended: {known.dead[died[0]]}\n"
+                "Monarch stops no actors of a mesh of which one has ended: the others go on until their processes are "
+                "stopped, with stop() of the proc mesh"
+            )
+            raise RequestFailed(Failure(kind="supervision", message=message, mesh=known.name)) from error
 
     async def _wait_stopped(
         self, work: Awaitable[Any], known: HostMesh | ProcMesh | None, ranks: set[int] | None

@@ -27,9 +27,9 @@ from meshgate_gateway.engine.objects.regions import procs_region, rank_region, r
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
 from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
-from meshgate_wire.messages import Failure, GetControllers, MeshRef, SpawnActors, SpawnProcs
+from meshgate_wire.messages import Failure, GetControllers, MeshRef, Region, SpawnActors, SpawnProcs
 
-MAX_HOSTS_NAMED = 8
+MAX_HOSTS_NAMED = MAX_RANKS_NAMED = 8
 NAME = "controllers"
 _NO_ARGUMENTS = b"\x80\x05)}\x86."  # the pickle of ((), {})
 
@@ -157,11 +157,13 @@ class Spawning:
         class_data = buffers[0].fragments
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
         forget: Callable[[None], None] | None = None
+        region = header.procs.region or procs.region
+        self._watch(header.procs.object, procs)  # which knows the deaths in processes that an endpoint returned
         if any(argument.kind == "kept" for argument in header.arguments):
-            region = header.procs.region or procs.region
             taker = Taker(f"{header.name}.__init__", procs, region, header.object, cast=True)
             arguments, forget = await self._deliver_kept(taker, arguments)
         try:
+            _require_living(header, procs, region)
             payload = self._lookup.payload(buffers[1:], arguments)
             spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
         except Exception as error:  # Monarch itself may know before the engine that the processes did not come up
@@ -170,10 +172,7 @@ class Spawning:
             if failure := await self._procs_failure(header, procs):
                 raise RequestFailed(failure) from error
             raise
-        region = header.procs.region or procs.region
         actors = ActorMesh(spawned, header.name, header.class_name, class_data, region, procs, mesh)
-        self._watch(header.procs.object, procs)
-        actors.dead.add_from(procs.dead, ranks_of(region))
         self._objects.add(header.object, actors)
         actors.up = self._start_task(self._watch_actors(header, actors, procs))
 
@@ -185,8 +184,7 @@ class Spawning:
             if failure is None:
                 if actors.stopping:
                     return
-                step = f"spawn({header.name!r}, {header.class_name})"
-                failure = Failure(kind="supervision", message=error_text(error), step=step, mesh=header.name)
+                failure = _actors_failure(header, error_text(error))
             actors.failed = failure.as_cause()
             self._failures.object_failed(header.object, failure, lambda: self._report_failed(actors))
         else:
@@ -220,6 +218,21 @@ def explain_unreachable(hosts: HostMesh, report: str) -> str:
 def _spawn_failure(header: SpawnProcs, message: str, kind: Literal["actor", "supervision"] = "supervision") -> Failure:
     step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
     return Failure(kind=kind, message=message, step=step, mesh=header.name)
+
+
+def _actors_failure(header: SpawnActors, message: str) -> Failure:
+    step = f"spawn({header.name!r}, {header.class_name})"
+    return Failure(kind="supervision", message=message, step=step, mesh=header.name)
+
+
+def _require_living(header: SpawnActors, procs: ProcMesh, region: Region) -> None:
+    """Raises RequestFailed if a process is known to have ended: Monarch would wait for it for half a minute, and then
+    fail too."""
+    if dead := [rank for rank in ranks_of(region) if rank in procs.dead]:
+        named = ", ".join(map(str, dead[:MAX_RANKS_NAMED])) + (" and others" if len(dead) > MAX_RANKS_NAMED else "")
+        reason = f"no actors can be spawned on ranks {named} of {procs.name}: {procs.dead[dead[0]]}"
+        remedy = "Spawn on a slice of the living ranks, or spawn new processes"
+        raise RequestFailed(_actors_failure(header, f"{reason}\n{remedy}"))
 
 
 # The session's controllers: actors of which there is one for each name, for the client and for all actors.

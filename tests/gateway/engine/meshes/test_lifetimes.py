@@ -285,6 +285,27 @@ async def test_what_is_known_of_ranks_that_were_lost_before_the_stop_is_kept() -
     assert session.procs.dead.stopped == session.actors.dead.stopped == {0}
 
 
+@pytest.mark.parametrize("known", ["actors", "procs", ""])
+@async_test
+async def test_actors_of_which_one_has_died_are_not_stopped(known: str) -> None:
+    session = Session()
+    if known:
+        getattr(session, known).dead[1] = "it was killed"
+
+    async def refuse(*arguments: Any) -> None:
+        assert session.actors.stopping
+        raise RuntimeError("statuses: Running=0..1;Failed(...)=1..2")
+
+    session.monarch.stop_actors = refuse  # type: ignore[method-assign]
+    await session.stop(ACTORS)
+    (failed,) = session.sent.of(Failed)
+    assert failed.failure.kind == "supervision"
+    assert ("rank 1 has ended: it was killed\nMonarch stops" in failed.failure.message) == bool(known)
+    if known:
+        assert (session.actors.dead, session.actors.dead.stopped) == ({1: "it was killed"}, set())
+        assert not session.actors.stopping  # later deaths are reported
+
+
 @async_test
 async def test_a_rank_that_answers_again_during_the_stop_is_stopped() -> None:
     session = Session()

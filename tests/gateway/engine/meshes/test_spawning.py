@@ -325,14 +325,17 @@ async def test_processes_are_brought_up_to_date_before_actors_are_spawned_in_the
 
 
 @async_test
-async def test_actors_in_dead_processes_are_dead_from_the_start() -> None:
+async def test_actors_are_spawned_in_living_processes_alone() -> None:
     spawned = Spawned()
-    spawned.objects.add(PROCS, procs := proc_mesh(spawned.hosts))
-    procs.dead.update({0: "killed", 1: "killed too"}, stopped=True)
-    actors = await spawned.spawn_actors(region=hosts_region(1, 1))
-    assert actors.dead == {1: "killed too"}
-    assert actors.dead.stopped == {1}
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    spawned.spawning._watch = lambda number, procs: procs.dead.update({1: "killed"})  # as of returned processes
+    refused = "on ranks 1 of procs: killed\nSpawn on a slice of the living ranks"
+    with pytest.raises(RequestFailed, match=refused) as caught:
+        await spawned.spawn_actors()
+    assert (caught.value.failure.kind, caught.value.failure.step) == ("supervision", "spawn('actors', a.Actor)")
+    actors = await spawned.spawn_actors(region=hosts_region(1))
     actors.actors.ready.set_result(None)
+    await until(lambda: spawned.up)
 
 
 @async_test
