@@ -10,7 +10,7 @@ endpoint returned, have negative numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Annotated, Literal, TypeAlias
 
@@ -571,6 +571,29 @@ class Failure(Model):
             return self
         return self.model_copy(update={"kind": "step", "step": self.step or self.mesh})
 
+    @staticmethod
+    def of_spawn(actors: str, class_name: str, message: str) -> Failure:
+        """``actors`` could not be spawned."""
+        return Failure(kind="supervision", message=message, step=f"spawn({actors!r}, {class_name})", mesh=actors)
+
+    @staticmethod
+    def of_spawn_on_dead(actors: str, class_name: str, procs: str, dead: Sequence[int], report: str) -> Failure:
+        """``report`` is of the first of the ``dead`` ranks."""
+        named = ", ".join(map(str, dead[:DEAD_NAMED])) + (" and others" if len(dead) > DEAD_NAMED else "")
+        reason = f"no actors can be spawned on ranks {named} of {procs}: {report}"
+        remedy = "Spawn on a slice of the living ranks, or spawn new processes"
+        return Failure.of_spawn(actors, class_name, f"{reason}\n{remedy}")
+
+    @staticmethod
+    def of_stop(actors: str, dead: int, report: str) -> Failure:
+        """``actors``, of which rank ``dead`` has died, could not be stopped."""
+        message = (
+            f"actors {actors!r} were not stopped, because rank {dead} has ended: {report}\n"
+            "Monarch stops no actors of a mesh of which one has ended: the others go on until their processes are "
+            "stopped, with stop() of the proc mesh"
+        )
+        return Failure(kind="supervision", message=message, mesh=actors)
+
 
 class CallProgress(Model):
     """How far call ``call`` is: ``waiting`` are the hosts of the first ranks, in the target, that have not replied."""
@@ -584,7 +607,7 @@ class CallProgress(Model):
     untried: bool = False  # no call to these actors has ended yet, so their constructors may still run
 
 
-RANKS_NAMED = 4
+RANKS_NAMED, DEAD_NAMED = 4, 8
 
 
 def waiting_ranks(hosts: Mapping[int, str], missing: int) -> str:

@@ -204,21 +204,16 @@ class FakeGateway(WireServer):
     def _refusal(self, header: SpawnActors, procs: FakeMesh, ranks: Sequence[int]) -> Failure | None:
         """As Monarch, which spawns no actors on processes of which one is dead, or one has an actor that has failed."""
         if dead := [rank for rank in ranks if rank in procs.dead]:
-            named = ", ".join(map(str, dead))
-            reason = (
-                f"no actors can be spawned on ranks {named} of {procs.name}: {procs.dead[dead[0]]}\n"
-                "Spawn on a slice of the living ranks, or spawn new processes"
-            )
-        elif failed := [rank for rank in ranks if rank in procs.aborted]:
+            report = procs.dead[dead[0]]
+            return Failure.of_spawn_on_dead(header.name, header.class_name, procs.name, dead, report)
+        if failed := [rank for rank in ranks if rank in procs.aborted]:
             reason = (
                 "error spawning actor mesh: statuses: Failed(Cannot spawn new actors on mesh with supervision events): "
                 f"ranks {failed}\n"
                 "An actor failed in these processes, so Monarch spawns no others in them: spawn new processes"
             )
-        else:
-            return None
-        step = f"spawn({header.name!r}, {header.class_name})"
-        return Failure(kind="supervision", message=reason, step=step, mesh=header.name)
+            return Failure.of_spawn(header.name, header.class_name, reason)
+        return None
 
     def _aborting(self, session: _Session, mesh: FakeMesh, rank: int, point: Point) -> Callable[[str], None]:
         """Makes the actor of ``mesh`` at base rank ``rank`` a dead one, with a traceback, from any thread."""
@@ -307,12 +302,7 @@ class FakeGateway(WireServer):
             return None
         for procs, rank, reason in self._kills:
             if procs == mesh.parent.number and mesh.dead.get(rank) == reason and rank in mesh.region.slice():
-                message = (
-                    f"actors {mesh.name!r} were not stopped, because rank {rank} has ended: {reason}\n"
-                    "Monarch stops no actors of a mesh of which one has ended: the others go on until their processes "
-                    "are stopped, with stop() of the proc mesh"
-                )
-                return Failure(kind="supervision", message=message, mesh=mesh.name)
+                return Failure.of_stop(mesh.name, rank, reason)
         return None
 
     def _answer(self, session: _Session, header: Initialized | Stop, mesh: FakeMesh | None) -> None:

@@ -181,19 +181,14 @@ class Lifetimes:
             await self._monarch.stop_actors(actors, header.reason)
         except Exception as error:
             procs = known.procs
-            if procs is not None:  # reported ends of processes wait for a reason, and not at all while actors stop
+            if procs is not None:  # whose ends are not passed on to actors that stop
                 known.dead.add_from(procs.dead, ranks_of(known.region))
             died = sorted(known.dead.keys() - known.dead.stopped)
             if not died:
                 raise
             known.stopping = procs is not None and procs.stopping
             self._ranks_stopped(known)
-            message = (
-                f"actors {known.name!r} were not stopped, because rank {died[0]} has ended: {known.dead[died[0]]}\n"
-                "Monarch stops no actors of a mesh of which one has ended: the others go on until their processes are "
-                "stopped, with stop() of the proc mesh"
-            )
-            raise RequestFailed(Failure(kind="supervision", message=message, mesh=known.name)) from error
+            raise RequestFailed(Failure.of_stop(known.name, died[0], known.dead[died[0]])) from error
 
     async def _wait_stopped(
         self, work: Awaitable[Any], known: HostMesh | ProcMesh | None, ranks: set[int] | None

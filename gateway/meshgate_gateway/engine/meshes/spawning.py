@@ -29,7 +29,7 @@ from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Failure, GetControllers, MeshRef, Region, SpawnActors, SpawnProcs
 
-MAX_HOSTS_NAMED = MAX_RANKS_NAMED = 8
+MAX_HOSTS_NAMED = 8
 NAME = "controllers"
 _NO_ARGUMENTS = b"\x80\x05)}\x86."  # the pickle of ((), {})
 
@@ -184,7 +184,7 @@ class Spawning:
             if failure is None:
                 if actors.stopping:
                     return
-                failure = _actors_failure(header, error_text(error))
+                failure = Failure.of_spawn(header.name, header.class_name, error_text(error))
             actors.failed = failure.as_cause()
             self._failures.object_failed(header.object, failure, lambda: self._report_failed(actors))
         else:
@@ -220,19 +220,12 @@ def _spawn_failure(header: SpawnProcs, message: str, kind: Literal["actor", "sup
     return Failure(kind=kind, message=message, step=step, mesh=header.name)
 
 
-def _actors_failure(header: SpawnActors, message: str) -> Failure:
-    step = f"spawn({header.name!r}, {header.class_name})"
-    return Failure(kind="supervision", message=message, step=step, mesh=header.name)
-
-
 def _require_living(header: SpawnActors, procs: ProcMesh, region: Region) -> None:
     """Raises RequestFailed if a process is known to have ended: Monarch would wait for it for half a minute, and then
     fail too."""
     if dead := [rank for rank in ranks_of(region) if rank in procs.dead]:
-        named = ", ".join(map(str, dead[:MAX_RANKS_NAMED])) + (" and others" if len(dead) > MAX_RANKS_NAMED else "")
-        reason = f"no actors can be spawned on ranks {named} of {procs.name}: {procs.dead[dead[0]]}"
-        remedy = "Spawn on a slice of the living ranks, or spawn new processes"
-        raise RequestFailed(_actors_failure(header, f"{reason}\n{remedy}"))
+        report = procs.dead[dead[0]]
+        raise RequestFailed(Failure.of_spawn_on_dead(header.name, header.class_name, procs.name, dead, report))
 
 
 # The session's controllers: actors of which there is one for each name, for the client and for all actors.
