@@ -189,7 +189,12 @@ def submit(dialer: Callable[[], Dialer], tree: Tree, version: str, program: Prog
     fields = {**dict(program), "command": tuple(_translate(program.command, tree))}
     directory = _directory(tree)
     submission = _validated(Submission, **fields, version=version, directory=directory, paths=tree.paths, job=job)
-    body = _body(submission)
+    body = submission.model_dump_json(exclude_defaults=True).encode()
+    if len(body) > MAX_SUBMISSION:
+        raise ValueError(
+            f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
+            "long arguments into a file of the project"
+        )
     try:
         answer = _patiently(lambda path: request_json(dialer(), path, body, refusals=REFUSALS), PATH)
     except ConnectionFailedError as error:
@@ -210,16 +215,6 @@ def _validated(model: type[P], **fields: Any) -> P:
         where = ".".join(str(part) for part in first["loc"] if part != "[key]").replace("environment", "env", 1)
         wanted = _WANTED.get((str(first["loc"][0]), first["type"]), first["msg"])
         raise ValueError(f"submit({where}={first['input']!r:.100}): {wanted}") from None
-
-
-def _body(program: Program) -> bytes:
-    body = program.model_dump_json(exclude_defaults=True).encode()
-    if len(body) > MAX_SUBMISSION:
-        raise ValueError(
-            f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
-            "long arguments into a file of the project"
-        )
-    return body
 
 
 def list_runs(dialer: Dialer) -> list[Run]:
