@@ -62,6 +62,7 @@ class FakePort:
         self.messages: asyncio.Queue[Reply | list[BatchedReply]] = asyncio.Queue()
         self.received = 0
         self.several = False  # how it is received: the adapter has a receiver for each way
+        self.closed = False  # while its receiver waited
 
     def put(self, data: bytes, rank: int | None = None, *, exception: bool = False, references: Any = ()) -> None:
         self.messages.put_nowait(Reply(rank, exception, data, references))
@@ -280,6 +281,9 @@ class FakeMonarch:
     def receive_several(self, receiver: FakePort) -> asyncio.Future[list[Any]]:
         assert receiver.several
         return asyncio.ensure_future(self._receive_several(receiver))
+
+    def close(self, receiver: FakePort) -> None:
+        receiver.closed = True
 
     def reply_of(self, message: Reply) -> Reply:
         return message

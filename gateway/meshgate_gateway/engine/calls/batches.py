@@ -51,6 +51,7 @@ class CallBatch:
     seconds: float = 0.0
     unended: int = 0  # of the calls that were sent
     receiving: asyncio.Future[Any] | None = None
+    receiver: Any = None
 
 
 class Batches:
@@ -130,7 +131,7 @@ class Batches:
             self._listen(batch, receiver)
 
     def _listen(self, batch: CallBatch, receiver: Any) -> None:
-        batch.receiving = self._monarch.receive(receiver)
+        batch.receiving, batch.receiver = self._monarch.receive(receiver), receiver
         batch.receiving.add_done_callback(lambda future: self._arrived(batch, receiver, future))
 
     def _arrived(self, batch: CallBatch, receiver: Any, future: asyncio.Future[Any]) -> None:
@@ -160,8 +161,8 @@ class Batches:
         batch.unended -= 1
         if batch.unended:
             return
-        if batch.receiving is not None:
-            batch.receiving.cancel()
+        if batch.receiving is not None and batch.receiving.cancel():
+            self._monarch.close(batch.receiver)
         self._under_way[batch.part] -= 1
         if not self._under_way[batch.part]:
             del self._under_way[batch.part]

@@ -77,7 +77,7 @@ class Calling:
         self._printed, self._kept, self._cancel_on, self._notice = printed, kept, cancel_on, notice
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
-        self._receiving: dict[int, asyncio.Future[Any]] = {}  # the next messages of calls, which refer to their port
+        self._receiving: dict[int, tuple[asyncio.Future[Any], Any]] = {}  # next messages of calls, and their receivers
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
         self.cancelled: set[int] = set()  # calls that were answered so before they were sent to actors
         self._report_timer: asyncio.TimerHandle | None = None
@@ -305,7 +305,7 @@ class Calling:
 
     def _listen(self, pending: PendingCall, receiver: Any, stream: int, several: bool) -> None:
         receiving = self._monarch.receive_several(receiver) if several else self._monarch.receive(receiver)
-        self._receiving[pending.call] = receiving
+        self._receiving[pending.call] = receiving, receiver
         receiving.add_done_callback(functools.partial(self._arrived, pending, receiver, stream, several, 0))
 
     def _arrived(
@@ -447,8 +447,9 @@ class Calling:
             self._respond(response, stream, kept=pending.header is None)  # a reload's response is small
         if pending.state is CallState.ENDED:
             ended = self._pending.pop(pending.call, None)
-            if (receiving := self._receiving.pop(pending.call, None)) is not None:
-                receiving.cancel()  # else a rank that never answers keeps the port and what has arrived
+            receiving, receiver = self._receiving.pop(pending.call, (None, None))
+            if receiving is not None and receiving.cancel():
+                self._monarch.close(receiver)  # else a rank that never answers keeps the port and what has arrived
             if ended is not None and (totals := pending.totals) is not None:
                 failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
                 now = time.monotonic()

@@ -215,7 +215,12 @@ class Channels:
     async def _read(self, number: int, name: str, receiver: Any, once: bool) -> None:
         stream = stream_of(number)
         while True:
-            reply = self._monarch.reply_of(await self._monarch.receive(receiver))
+            receiving = self._monarch.receive(receiver)
+            try:
+                reply = self._monarch.reply_of(await receiving)
+            finally:
+                if receiving.cancelled():
+                    self._monarch.close(receiver)
             references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
             message = PortMessage(port=number, rank=reply.rank, exception=reply.exception, objects=references)
             self._send_message(message, (reply.data,), stream=stream)

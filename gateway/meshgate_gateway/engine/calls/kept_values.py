@@ -233,7 +233,8 @@ class KeptValues:
                         raise invalid("a process has ended")
                     response = pending.add_reply(self._monarch.reply_of(receiving.result()), NOTHING)
                 finally:
-                    receiving.cancel()
+                    if receiving.cancel():
+                        self._monarch.close(receiver)
                 if response is None and pending.failed:
                     response = pending.finish()
         if isinstance(response.header, Failed):

@@ -221,7 +221,8 @@ class CallSender(Protocol):
         """Sends a call to actors, which may still be coming up. Returns the receiver of their replies.
 
         ``number`` lets the processes know which call of the session it is. The engine must have set them up.
-        ``several``: the receiver is for ``receive_several``. Each rank may reply only once.
+        ``several``: the receiver is for ``receive_several``. Without an explicit port, each rank may reply only once,
+        and without ``several``, only one rank may.
         """
 
     def size_in_batch(self, payload: Any) -> int | None:
@@ -254,6 +255,9 @@ class CallSender(Protocol):
 
     def receive_several(self, receiver: Any) -> asyncio.Future[list[Any]]:
         """A future of the messages that the receiver has by then, at least one, in the order of their arrival."""
+
+    def close(self, receiver: Any) -> None:
+        """Closes the port of a receiver whose future was cancelled, and which is used no more."""
 
     def reply_of(self, message: Any) -> Reply:
         """The reply in a message, its pickle unopened."""

@@ -61,8 +61,14 @@ class Client(release_0_7.Client):
         handle, native = self._ports.open_accum_port(messages)
         return handle.bind(), Receiver(messages, native)
 
+    def _reply_port(self, several: bool, explicit_port: bool) -> tuple[Any, Any]:
+        return self._open_port_for_several() if several else self.open_port()
+
     def receive(self, receiver: Receiver) -> asyncio.Future[Any]:
         return receiver.next_message()
+
+    def close(self, receiver: Receiver) -> None:
+        """Nothing waits that has the port."""
 
 
 class Receiver:

@@ -370,6 +370,7 @@ async def test_a_death_fails_what_a_batch_has_not_answered_and_nothing_else() ->
         ((header, _),) = called.responses(number)
         assert isinstance(header, Failed)
         assert (header.failure.kind, header.failure.message) == ("supervision", "killed")
+    assert called.monarch.ports[-1].closed
     await called.close()
 
 

@@ -232,6 +232,7 @@ async def test_ranks_that_die_fail_the_pending_calls_of_their_mesh_only() -> Non
     called.actors.dead[0] = "killed"
     called.calling.fail(called.actors)
     assert [failed.call for failed in called.sent.of(Failed)] == [1]
+    assert [port.closed for port in called.monarch.ports] == [True, False]
     assert called.idle == 0
     _fail(called, other, Failure(kind="supervision", message="the constructor raised"))
     assert [failed.call for failed in called.sent.of(Failed)] == [1, 2]

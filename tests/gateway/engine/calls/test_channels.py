@@ -104,6 +104,17 @@ async def test_what_actors_send_reaches_the_client_on_the_stream_of_the_channel(
 
 
 @async_test
+async def test_a_channel_that_is_released_closes_its_port() -> None:
+    opened = Opened()
+    opened.open(2, once=True).put(b"the only message")
+    await until(lambda: opened.sent.messages)
+    opened.channels.close()
+    await turns()
+    assert [port.closed for port in opened.monarch.ports] == [True, False]
+    await opened.close()
+
+
+@async_test
 async def test_a_channel_opened_for_one_message_reads_one() -> None:
     opened = Opened(once=True)
     for data in (b"first", b"second"):

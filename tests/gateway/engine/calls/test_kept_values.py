@@ -440,6 +440,7 @@ async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
     keeping.dies(keeping.makers, 1)
     with pytest.raises(RequestFailed, match="killed"):
         await task
+    assert keeping.monarch.ports[-1].closed
 
 
 @async_test

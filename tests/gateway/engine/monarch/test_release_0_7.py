@@ -149,6 +149,50 @@ def client_that_batches(*, limits_frames: bool = False, collects: bool = False) 
     return client
 
 
+class Ports:
+    """Monarch's mailbox, of which a port is both sender and receiver."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.sent: list[object] = []
+
+    def open(self, kind: str) -> tuple[Ports, Ports]:
+        self.opened.append(kind)
+        return self, self
+
+    def open_port(self) -> tuple[Ports, Ports]:
+        return self.open("port")
+
+    def open_once_port(self) -> tuple[Ports, Ports]:
+        return self.open("port for one message")
+
+    def open_accum_port(self, messages: Messages) -> tuple[Ports, Ports]:
+        return self.open("port with an accumulator")
+
+    def bind(self) -> Ports:
+        return self
+
+    def send(self, sender: object, message: object) -> None:
+        self.sent.append(message)
+
+
+def test_only_a_port_for_one_reply_of_one_rank_is_for_one_message_and_a_receive_that_nothing_ends_gets_one() -> None:
+    async def test() -> None:
+        client: Any = object.__new__(release_0_7.Client)
+        client._ports, client._native, client._no_state = Ports(), None, "nothing"
+        for several, explicit_port, kind, ends in (
+            (False, False, "port for one message", ["nothing"]),
+            (False, True, "port", ["nothing"]),
+            (True, False, "port with an accumulator", []),
+        ):
+            _, receiver = client._reply_port(several, explicit_port)
+            client.close(receiver)
+            assert (client._ports.opened.pop(), client._ports.sent) == (kind, ends)
+            client._ports.sent = []
+
+    asyncio.run(test())
+
+
 def test_what_is_more_than_one_pickle_cannot_be_in_a_batch() -> None:
     client = client_that_batches()
     plain = client.payload([b"12", b"345"])
