@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from meshgate import Actor, concurrent_endpoint, context, current_rank, endpoint
+from tests.waiting import wait_for
 
 MB = 2**20
 
@@ -53,8 +53,7 @@ class Flown(Actor):
 
     @endpoint
     def wait_for(self, number: int, path: str) -> int:
-        while path and not os.path.exists(path):
-            time.sleep(0.005)
+        wait_for(lambda: not path or os.path.exists(path), path)
         return number
 
     @endpoint
@@ -114,11 +113,6 @@ class AsyncFlown(Actor):
         return number
 
 
-def wait_for(path: str) -> None:
-    while not Path(path).exists():
-        time.sleep(0.01)
-
-
 class Waiter(Actor):
     """Says what became of its calls."""
 
@@ -141,7 +135,7 @@ class Waiter(Actor):
 
     @endpoint
     async def hold(self, path: str) -> None:
-        await asyncio.to_thread(wait_for, path)
+        await asyncio.to_thread(wait_for, Path(path).exists, path)
 
     @concurrent_endpoint
     async def wait_beside(self, name: str) -> str:
@@ -187,7 +181,7 @@ class Blocker(Actor):
     @endpoint
     def block(self, begun: str, path: str) -> None:
         self._touch(f"{begun}-{self.rank}")
-        wait_for(path)
+        wait_for(Path(path).exists, path)
 
     @endpoint
     def touch(self, path: str) -> None:

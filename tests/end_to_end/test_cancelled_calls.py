@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import meshgate as kt
 from meshgate import CallCancelledError, ProcessJob
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.call_actors import Blocker, Waiter
-from tests.end_to_end.call_actors import wait_for as wait_for_file
 from tests.programs import ROOT
 from tests.waiting import DEADLINE, Printed, wait_for
 
@@ -34,15 +32,12 @@ def waiters(procs: Any) -> Iterator[Any]:
 
 def until_begun(waiters: Any, name: str) -> None:
     """Returns once the call, of a concurrent endpoint, runs on all ranks."""
-    deadline = time.monotonic() + TIMEOUT
-    while not all(f"{name} began" in said for said in waiters.said_so_far.call().get(timeout=TIMEOUT).values()):
-        assert time.monotonic() < deadline
+    began = f"{name} began"
+    wait_for(lambda: all(began in said for said in waiters.said_so_far.call().get(timeout=TIMEOUT).values()), began)
 
 
 def until_said(waiters: Any, what: list[str]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while any(each != what for each in said(waiters)):
-        assert time.monotonic() < deadline
+    wait_for(lambda: all(each == what for each in said(waiters)), ", ".join(what))
 
 
 def said(waiters: Any) -> list[list[str]]:
@@ -153,7 +148,7 @@ def test_a_function_that_is_not_async_runs_to_its_end_and_a_line_says_so(
     gate, never = tmp_path / "gate", tmp_path / "never"
     blocks = blockers.block.call(str(tmp_path / "begun"), str(gate))
     for rank in range(4):
-        wait_for_file(str(tmp_path / f"begun-{rank}"))
+        wait_for((tmp_path / f"begun-{rank}").exists, "the call to begin")
     queued, behind = blockers.touch.call(str(never)), blockers.touch.call(str(tmp_path / "behind"))
     assert queued.cancel()
     assert blocks.cancel()
@@ -170,7 +165,7 @@ def test_a_function_that_is_not_async_runs_to_its_end_and_a_line_says_so(
 def test_a_call_that_waits_for_its_processes_is_answered_at_once(hosts: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
-    starting = hosts.spawn_procs(per_host={"gpus": 1}, bootstrap=lambda: wait_for_file(str(gate)))
+    starting = hosts.spawn_procs(per_host={"gpus": 1}, bootstrap=lambda: wait_for(gate.exists, "the gate"))
     waiters = starting.spawn("late", Waiter)
     first, second = (waiters.wait.call(name) for name in ("first", "second"))
     third = waiters.all_said.call()
@@ -214,7 +209,7 @@ def test_a_cancelled_call_whose_rank_dies_has_one_answer(hosts: Any, tmp_path: P
     procs = hosts.spawn_procs(per_host={"gpus": 1})
     blockers = procs.spawn("doomed", Blocker)
     blocks = blockers.block.call(str(tmp_path / "begun"), str(tmp_path / "never"))
-    wait_for_file(str(tmp_path / "begun-1"))
+    wait_for((tmp_path / "begun-1").exists, "the call to begin")
     assert blocks.cancel()
     assert isinstance(blocks.exception(TIMEOUT), CallCancelledError)
     procs.stop().get(timeout=TIMEOUT)

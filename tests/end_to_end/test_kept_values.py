@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,7 +37,7 @@ from tests.end_to_end.keepers import (
     Unhappy,
 )
 from tests.end_to_end.test_server_restart import kill_server
-from tests.waiting import Printed
+from tests.waiting import Printed, wait_for
 
 MB = 2**20
 TIMEOUT = 120.0
@@ -52,13 +51,6 @@ def makers(hosts: Any) -> Any:
 @pytest.fixture(scope="module")
 def takers(hosts: Any) -> Any:
     return hosts.spawn_procs(per_host={"gpus": 2}, name="taken").spawn("takers", Taker)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def counts(makers: Any) -> set[tuple[int, int]]:
@@ -156,7 +148,7 @@ def test_what_is_put_can_be_made_of_kept_values(makers: Any, takers: Any) -> Non
     assert all(makers.is_made_here.call(same).get(TIMEOUT).values())
     del copied, same
     gc.collect()
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
     with pytest.raises(ActorError, match="no sample"):
         takers.put(makers.fail.keep(2)).info(TIMEOUT)
 
@@ -171,7 +163,7 @@ def test_messages_to_the_ports_of_actors_take_kept_values(makers: Any, procs: An
     gc.collect()
     taken = [receivers.receive.call_one().get(TIMEOUT) for _ in range(2)]
     assert taken == [2, {"all": [2, 3], "one": 1}]
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
 
 
 def test_a_message_that_cannot_be_sent_harms_no_values(makers: Any, hosts: Any, printed: Printed) -> None:
@@ -186,7 +178,7 @@ def test_a_message_that_cannot_be_sent_harms_no_values(makers: Any, hosts: Any, 
     assert receiver.recv().get(TIMEOUT)[0] == 2
     makers.add.broadcast(makers.fail.keep(2), 1)
     whats = ("message to a channel", "broadcast of add")
-    until(lambda: all(f"a {what} was not sent: " in printed.err for what in whats))
+    wait_for(lambda: all(f"a {what} was not sent: " in printed.err for what in whats), "the warnings")
 
 
 def test_replies_of_a_call_with_kept_values_can_go_to_a_channel(makers: Any, takers: Any) -> None:
@@ -256,7 +248,7 @@ def test_an_error_of_the_kept_call_is_that_of_each_use(
         with pytest.raises(ActorError, match="no sample"):
             each.get(TIMEOUT)
     assert repr(failed).endswith("failed: ActorError>")
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
     del failed, of_failed
     gc.collect()
     assert "has not read its result" not in capfd.readouterr().err
@@ -273,14 +265,14 @@ def test_a_constructor_that_takes_a_failed_value_names_the_call(makers: Any) -> 
 
 def test_a_failed_call_whose_values_are_not_used_is_reported(makers: Any, printed: Printed) -> None:
     failed = makers.fail.keep(1)
-    until(failed._values.described.done)
+    wait_for(failed._values.described.done, "the description")
     del failed
 
     def reported() -> bool:
         gc.collect()
         return "a call of makers.fail.keep() failed, and the program has not read its result" in printed.err
 
-    until(reported)
+    wait_for(reported, "the report")
 
 
 def test_values_are_dropped_with_their_last_reference(makers: Any, takers: Any) -> None:
@@ -295,9 +287,9 @@ def test_values_are_dropped_with_their_last_reference(makers: Any, takers: Any) 
     del part
     gc.collect()
     assert set(used.get(TIMEOUT).values()) == {1}
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
     makers.make.keep(10)  # of which the program uses nothing
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
 
 
 def test_memory_stays_flat_when_values_are_kept_and_dropped(makers: Any, takers: Any) -> None:
@@ -307,7 +299,7 @@ def test_memory_stays_flat_when_values_are_kept_and_dropped(makers: Any, takers:
     assert list(last.get(TIMEOUT).values()) == [0, 1, 2, 3]
     del made
     gc.collect()
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
 
 
 def test_values_do_not_cross_the_link_of_the_laptop(own_job: ProcessJob) -> None:
@@ -333,15 +325,15 @@ def test_status_shows_what_processes_keep(job: ProcessJob, makers: Any) -> None:
     def kept() -> list[int]:
         return [mesh.kept for session in job.status().sessions for mesh in session.meshes if mesh.name == "made"]
 
-    until(lambda: [size // 1000 for size in kept()] == [4])
+    wait_for(lambda: [size // 1000 for size in kept()] == [4], "the size of the values")
 
     def by_rank() -> list[dict[int, int]]:
         found = (mesh.kept_by_rank for session in job.status().sessions for mesh in session.meshes if mesh.kept)
         return [{rank: size // 100 for rank, size in each.items()} for each in found]
 
-    until(lambda: by_rank() == [dict.fromkeys(range(4), 10)])
+    wait_for(lambda: by_rank() == [dict.fromkeys(range(4), 10)], "the sizes by rank")
     made.release()
-    until(lambda: kept() == [0])
+    wait_for(lambda: kept() == [0], "the values to be dropped")
 
 
 def test_values_of_another_session_are_refused(shared_job: ProcessJob, takers: Any) -> None:
@@ -373,13 +365,13 @@ def test_the_next_holder_of_a_session_keeps_values_of_its_own(
     try:
         session = next_job.attach()
         makers, batch = session["makers"], session.kept["batch"]
-        until(lambda: counts(makers) == {(1, 0)})
+        wait_for(lambda: counts(makers) == {(1, 0)}, "the deliveries to be dropped")
         assert [*session.kept] == ["batch"]
         assert batch.info(TIMEOUT).get(1).bytes == named.info(TIMEOUT).get(1).bytes
         assert [len(each) for each in batch.get(TIMEOUT).values()] == [20, 20]
         assert list(makers.add.call(batch, 1).get(TIMEOUT).values()) == [1, 2]
         batch.release()
-        until(lambda: counts(makers) == {(0, 0)})
+        wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
         again = makers.make.keep(10)
         assert again._remote.number > kept._remote.number
         assert list(makers.add.call(again, 1).get(TIMEOUT).values()) == [1, 2]
@@ -403,7 +395,7 @@ def test_limits_deaths_and_a_server_restart(own_job: ProcessJob) -> None:
     kill_server(own_job)
     assert list(takers.first_byte.call(kept).get(TIMEOUT).values()) == [0, 1]
     makers.slice(hosts=1).die.broadcast()
-    until(lambda: isinstance(takers.first_byte.call(kept).exception(TIMEOUT), ValueLostError))
+    wait_for(lambda: isinstance(takers.first_byte.call(kept).exception(TIMEOUT), ValueLostError), "the loss")
     with pytest.raises(
         ValueLostError, match=r"takers\.first_byte could not run: the value of makers\.make\.keep"
     ) as lost:
@@ -433,14 +425,14 @@ def test_nothing_stays_of_calls_that_do_not_take_their_values(
     for future in failing.take_or_fail.stream(made):
         future.exception(TIMEOUT)
     assert failing.take_or_fail.call(made).exception(TIMEOUT) is not None
-    until(lambda: left() == {0})
+    wait_for(lambda: left() == {0}, "the values to be dropped")
     assert procs.spawn("not started", Unhappy, 1, made).take.call(made).exception(TIMEOUT) is not None
-    until(lambda: left() == {0})
+    wait_for(lambda: left() == {0}, "the values to be dropped")
     failing.wait.broadcast(1.0)
     failing.fail.broadcast()  # ends the actors, before they take what follows
     failing.take.broadcast(made)
-    until(lambda: failing.take.call(made).exception(TIMEOUT) is not None)
-    until(lambda: left() == {0})
+    wait_for(lambda: failing.take.call(made).exception(TIMEOUT), "the failure")
+    wait_for(lambda: left() == {0}, "the values to be dropped")
 
 
 def test_what_uses_kept_values_in_a_dead_or_stopped_process_fails(hosts: Any) -> None:
@@ -450,7 +442,7 @@ def test_what_uses_kept_values_in_a_dead_or_stopped_process_fails(hosts: Any) ->
     kept = holders.make.keep(10)
     assert set(uses.is_made_here.call(kept).get(TIMEOUT).values()) == {False}
     uses.slice(hosts=1).die.broadcast()
-    until(lambda: uses.kept.call().exception(TIMEOUT) is not None)
+    wait_for(lambda: uses.kept.call().exception(TIMEOUT), "the failure")
     with pytest.raises(SupervisionError):
         uses.is_made_here.call(kept).get(TIMEOUT)
     with pytest.raises(ValueLostError, match=r"the value of using\.put\(\) on rank 1"):
@@ -522,7 +514,7 @@ def test_actors_pass_references_on_and_return_them(makers: Any, referrers: Any) 
     assert set(makers.add.call(returned[2], 40).get(TIMEOUT).values()) == {42}
     del returned
     gc.collect()
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
 
 
 def test_a_value_is_there_until_the_calls_with_references_have_ended_and_not_longer(
@@ -531,7 +523,7 @@ def test_a_value_is_there_until_the_calls_with_references_have_ended_and_not_lon
     for _ in range(50):
         found = referrers.first_byte.call(makers.make.keep(10).ref())
     assert list(found.get(TIMEOUT).values()) == [0, 1, 2, 3]
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
     made = makers.make.keep(10)
     held = hosts.spawn_procs(per_host={"gpus": 2}).spawn("held", Referrer, made.ref())
     assert list(held.first_byte.call().get(TIMEOUT).values()) == [0, 1, 2, 3]
@@ -539,7 +531,7 @@ def test_a_value_is_there_until_the_calls_with_references_have_ended_and_not_lon
         each["deliveries"] for each in held._procs.spawn("statistics", Maker).kept.call().get(TIMEOUT).values()
     } == {0}
     made.release()
-    until(lambda: counts(makers) == {(0, 0)})
+    wait_for(lambda: counts(makers) == {(0, 0)}, "the values to be dropped")
     with pytest.raises(ActorError, match=r"value of makers\.make\.keep\(\) on rank 0: it was released") as raised:
         held.first_byte.call().get(TIMEOUT)
     assert isinstance(raised.value.exception, RuntimeError)
@@ -558,7 +550,7 @@ def test_a_reference_to_a_value_of_a_process_that_has_died_says_so(hosts: Any) -
     waiting = there.first_byte.call_one(slow.ref())
     mortal.slice(hosts=1, gpus=1).die.broadcast()
     dead = held.slice(hosts=1, gpus=1)
-    until(lambda: dead.first_byte.call_one().exception(TIMEOUT) is not None)
+    wait_for(lambda: dead.first_byte.call_one().exception(TIMEOUT), "the failure")
     with pytest.raises(ActorError, match="the process that kept it has ended") as raised:
         dead.first_byte.call_one().get(TIMEOUT)
     lost: Any = raised.value.exception

@@ -10,8 +10,9 @@ import pytest
 
 from meshgate import ActorError, Channel, ProcessJob, job_load, send
 from tests.end_to_end.keepers import Buffer, Maker
-from tests.end_to_end.test_kept_values import TIMEOUT, counts, until
+from tests.end_to_end.test_kept_values import TIMEOUT, counts
 from tests.end_to_end.test_server_restart import kill_server
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +52,10 @@ def test_a_value_lives_as_long_as_an_actor_has_a_reference_to_it(makers: Any, bu
     await_release(makers)
     assert [buffer.first_byte.call_one().get(TIMEOUT) for buffer in buffers] == [1, 1]
     first.clear.call_one().get(TIMEOUT)
-    until(lambda: has_none(first))
+    wait_for(lambda: has_none(first), "the references to be dropped")
     assert second.first_byte.call_one().get(TIMEOUT) == 1
     second.clear.call_one().get(TIMEOUT)
-    until(lambda: nothing_is_kept(makers))
+    wait_for(lambda: nothing_is_kept(makers), "the values to be dropped")
     assert has_none(second)
 
 
@@ -66,7 +67,7 @@ def test_a_reference_can_be_handed_over_in_every_way(makers: Any, buffers: list[
     port = second.open.call_one().get(TIMEOUT)
 
     def is_now_with(holder: Any, other: Any) -> None:
-        until(lambda: has_none(other))
+        wait_for(lambda: has_none(other), "the references to be dropped")
         await_release(makers)
         assert holder.first_byte.call_one().get(TIMEOUT) == 1
 
@@ -83,7 +84,7 @@ def test_a_reference_can_be_handed_over_in_every_way(makers: Any, buffers: list[
     second.receive.call_one().get(TIMEOUT)
     is_now_with(second, first)
     second.clear.call_one().get(TIMEOUT)
-    until(lambda: nothing_is_kept(makers))
+    wait_for(lambda: nothing_is_kept(makers), "the values to be dropped")
     assert has_none(second)
 
 
@@ -110,7 +111,7 @@ def test_a_message_without_an_answer_keeps_what_it_refers_to(makers: Any, buffer
     await_release(makers)
     assert list(spawned.first_byte.call().get(TIMEOUT).values()) == [0, 1]
     spawned.clear.call().get(TIMEOUT)
-    until(lambda: nothing_is_kept(makers))
+    wait_for(lambda: nothing_is_kept(makers), "the values to be dropped")
     assert has_none(buffer)
 
 
@@ -120,7 +121,7 @@ def test_a_process_that_dies_has_no_references_any_more(makers: Any, hosts: Any)
     await_release(makers)
     assert list(mortal.first_byte.call().get(TIMEOUT).values()) == [0, 1]
     mortal.die.broadcast()
-    until(lambda: nothing_is_kept(makers))
+    wait_for(lambda: nothing_is_kept(makers), "the values to be dropped")
 
 
 def test_values_that_are_released_go_although_an_actor_refers_to_them(makers: Any, buffers: list[Any]) -> None:
@@ -128,7 +129,7 @@ def test_values_that_are_released_go_although_an_actor_refers_to_them(makers: An
     made = makers.make.keep(10)
     buffer.add.call_one(made.slice(hosts=1).ref()).get(TIMEOUT)
     made.release()
-    until(lambda: nothing_is_kept(makers))
+    wait_for(lambda: nothing_is_kept(makers), "the values to be dropped")
     with pytest.raises(ActorError, match=r"the value of makers\.make\.keep\(\) on rank 1: it was released"):
         buffer.first_byte.call_one().get(TIMEOUT)
     buffer.clear.call_one().get(TIMEOUT)
@@ -141,8 +142,8 @@ def test_nothing_is_left_of_a_thousand_references_that_were_passed_on(makers: An
     first.play.call_one(second, 500).get(TIMEOUT)  # each round passes one on and gets one back
     assert first.first_byte.call_one().get(TIMEOUT) == 0
     first.clear.call_one().get(TIMEOUT)
-    until(lambda: nothing_is_kept(makers))
-    until(lambda: has_none(first) and has_none(second))
+    wait_for(lambda: nothing_is_kept(makers), "the values to be dropped")
+    wait_for(lambda: has_none(first) and has_none(second), "the references to be dropped")
 
 
 def test_references_outlive_a_driver_and_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +160,10 @@ def test_references_outlive_a_driver_and_a_server(tmp_path: Path, monkeypatch: p
         next_job: Any = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
         try:
             session = next_job.attach()
-            until(lambda: counts(session["makers"]) == {(1, 0)})
+            wait_for(lambda: counts(session["makers"]) == {(1, 0)}, "the values to be dropped")
             assert session["buffers"].first_byte.call_one().get(TIMEOUT) == 0
             session["buffers"].clear.call_one().get(TIMEOUT)
-            until(lambda: counts(session["makers"]) == {(0, 0)})
+            wait_for(lambda: counts(session["makers"]) == {(0, 0)}, "the values to be dropped")
         finally:
             next_job._client.close()
             job.kill()

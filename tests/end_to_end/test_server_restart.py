@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import meshgate as kt
 from meshgate import ProcessJob
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.any_release
 
@@ -53,9 +53,7 @@ def kill_server(job: Any, victim: int | None = None) -> None:
     victim = victim or server_of(gateway.record.pid)
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
-    deadline = time.monotonic() + TIMEOUT
-    while not (gateway.healthy() and server_of(gateway.record.pid) not in (None, victim)):
-        assert time.monotonic() < deadline, "no other server answers"
+    wait_for(lambda: gateway.healthy() and server_of(gateway.record.pid) not in (None, victim), "another server")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import full_delta
 from meshgate_sync.tree.tree import NOTHING, Directory, File, Node, Piece, piece_digest
 from meshgate_wire.status import JoinableJob, Submission
+from tests.waiting import wait_for
 
 DEADLINE = 60.0
 
@@ -89,17 +90,15 @@ class RunProcess:
 
     def wait_printed(self, text: str) -> None:
         """Waits for a whole line, because ``print`` may write the text and the end of the line separately."""
-        deadline = time.monotonic() + DEADLINE
-        while text not in (output := self.output)[: output.rfind("\n") + 1]:
-            assert time.monotonic() < deadline, f"{text!r} is not in {output!r}"
-            assert self.process.poll() is None, output
-            time.sleep(0.01)
+
+        def printed() -> bool:
+            return text in "".join(self.output.rpartition("\n")[:2])
+
+        wait_for(lambda: printed() or self.process.poll() is not None, repr(text))
+        assert printed()
 
     def wait_recorded(self, state: str) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while self.directory.record().state != state:
-            assert time.monotonic() < deadline, self.directory.record()
-            time.sleep(0.01)
+        wait_for(lambda: self.directory.record().state == state, state)
 
     def stop(self, grace: float) -> None:
         self.directory.request_stop(grace)

@@ -18,7 +18,7 @@ import pytest
 from meshgate_gateway.runs import service
 from meshgate_gateway.runs.records import RunDirectory, RunRecord, Submitted
 from meshgate_wire.status import Submission
-from tests.gateway.runs.run_process import DEADLINE, record_version
+from tests.gateway.runs.run_process import record_version
 from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, handshake, request, wait_gone
 from tests.gateway.unsupervised import Unsupervised
 from tests.small_disk import fill, small_disk
@@ -59,20 +59,16 @@ class Gateway:
 
     def wait(self, name: str) -> Any:
         """Its status once it has ended."""
-        deadline = time.monotonic() + DEADLINE
-        while (status := self.get(f"/v1/runs/{name}?wait=10"))["state"] in ("starting", "running", "stopping"):
-            assert time.monotonic() < deadline, status
-        return status
+        unended = ("starting", "running", "stopping")
+        wait_for(lambda: self.get(f"/v1/runs/{name}?wait=10")["state"] not in unended, f"the end of {name}")
+        return self.get(f"/v1/runs/{name}")
 
     def output(self, name: str, after: int = 0) -> str:
         return base64.b64decode(self.get(f"/v1/runs/{name}/output?after={after}")["data"]).decode()
 
     def wait_printed(self, name: str, text: str) -> None:
         """Waits for a whole line, because ``print`` may write the text and the end of the line separately."""
-        deadline = time.monotonic() + DEADLINE
-        while text not in self.output(name).rpartition("\n")[0]:
-            assert time.monotonic() < deadline, self.output(name)
-            time.sleep(0.02)
+        wait_for(lambda: text in self.output(name).rpartition("\n")[0], text)
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +145,7 @@ def test_output_is_waited_for(gateway: Gateway) -> None:
         "slow", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nos.write(1, b'now\\n')\n"
     )
     project = next(gateway.home.glob("meshgate-runs-*/slow"))
-    deadline = time.monotonic() + DEADLINE
-    while not (project / "project/main.py").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for((project / "project/main.py").exists, "the copy of the project")
     with gateway.server.connect() as waiting:
         waiting.send(request("/v1/runs/slow/output?after=0&wait=15", token=TOKEN))
         (project / "project/go").touch()

@@ -10,8 +10,7 @@ import pickle
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +24,7 @@ from meshgate_gateway.engine.on_worker.kept_references import (
     refer_to_values,
 )
 from meshgate_gateway.engine.on_worker.kept_values import KeptStore
+from tests.waiting import wait_for
 
 CALL = "makers.make.keep()"
 PLACES = ((0, 4), (1, 6))
@@ -179,15 +179,7 @@ def test_arguments_refer_to_the_value_of_the_rank_or_to_all(process: Process, mo
     assert "on rank 0" in repr(module.refer(5, CALL, PLACES, 0, None))
     found = module.refer_to_all(5, CALL, PLACES, ("hosts",), (2,), (0, 0, 7))
     assert [each._rank for each in found.values()] == [4, 6]
-    until(lambda: process.said[-1] == b"=0 0 7\n")
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Fails after a time that only a defect takes."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_for(lambda: process.said[-1] == b"=0 0 7\n", "the reports")
 
 
 def test_the_engine_knows_of_the_first_reference_to_an_object_and_of_the_end_of_the_last(process: Process) -> None:
@@ -197,7 +189,7 @@ def test_the_engine_knows_of_the_first_reference_to_an_object_and_of_the_end_of_
     del first
     assert process.references.statistics() == {"objects": 2, "on_the_way": 0}
     del second, other
-    until(lambda: process.said[2:] == [b"-5\n", b"-9\n"])
+    wait_for(lambda: process.said[2:] == [b"-5\n", b"-9\n"], "the reports")
     again = KeptRef(5, 1, 6, CALL)
     assert process.said[4:] == [b"+5\n"]
     del again
@@ -206,7 +198,7 @@ def test_the_engine_knows_of_the_first_reference_to_an_object_and_of_the_end_of_
 def test_a_reference_that_another_process_has_passed_on_says_that_it_has_arrived(process: Process) -> None:
     first = KeptRef(5, 1, 6, CALL, (4, 0, 7))
     second = KeptRef(5, 1, 6, CALL, (4, 0, 8))
-    until(lambda: process.said == [b"+5\n", b"=4 0 7\n", b"=4 0 8\n"])
+    wait_for(lambda: process.said == [b"+5\n", b"=4 0 7\n", b"=4 0 8\n"], "the reports")
     del first, second
 
 
@@ -216,10 +208,10 @@ def test_what_is_passed_on_stays_until_it_has_arrived(process: Process) -> None:
     del reference
     assert references.statistics() == {"objects": 1, "on_the_way": 1}
     (found,) = pickle.loads(pickled)
-    until(lambda: process.said == [b"+5\n", b"=2 1 1\n"])
+    wait_for(lambda: process.said == [b"+5\n", b"=2 1 1\n"], "the reports")
     del found
     process.tell(b"1\n")
-    until(lambda: process.said[2:] == [b"-5\n"])
+    wait_for(lambda: process.said[2:] == [b"-5\n"], "the reports")
     process.tell(b"1\n")  # of another receiver of the same message
     assert pickle.loads(pickled)  # a message that was kept for long
     assert references.statistics()["on_the_way"] == 0
@@ -248,8 +240,8 @@ def test_a_thousand_references_that_are_passed_on_leave_nothing(process: Process
         received = pickle.loads(pickled)
         process.tell(b"%d\n" % number)
         del received
-    until(lambda: process.references.statistics() == {"objects": 0, "on_the_way": 0})
-    until(lambda: len(process.said) == 3000)
+    wait_for(lambda: process.references.statistics() == {"objects": 0, "on_the_way": 0}, "the objects to be dropped")
+    wait_for(lambda: len(process.said) == 3000, "the reports")
 
 
 def test_a_forked_process_has_copies_that_keep_nothing(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ import pytest
 
 from meshgate_gateway.engine.on_worker import process
 from meshgate_gateway.engine.on_worker.process import apply_image, connect, descendants, import_sources, lock_packages
-from tests.gateway.engine.on_worker.test_kept_references import until
 from tests.gateway.server_process import DEADLINE, wait_gone
+from tests.waiting import wait_for
 
 # --- modules from source text
 
@@ -63,7 +63,7 @@ def test_a_module_of_a_package_that_another_thread_imports_waits_for_the_package
 
         second = threads.submit(second_import)
         thread = identity.get(timeout=DEADLINE)
-        until(lambda: bool(importing._blocking_on.get(thread)))
+        wait_for(lambda: importing._blocking_on.get(thread), "the second import to wait")
         gate.go.set()
         assert (first.result(DEADLINE).value, second.result(DEADLINE).value) == (1, 1)
     with pytest.raises(ValueError, match="broken") as failed:
@@ -90,7 +90,7 @@ def test_imports_that_wait_for_one_another_get_what_is_there(tmp_path: Path, mon
         assert gate.began.wait(DEADLINE)
         second = threads.submit(importlib.import_module, "other_in_cycle")
         thread = gate.second.get(timeout=DEADLINE)
-        until(lambda: bool(importing._blocking_on.get(thread)))
+        wait_for(lambda: importing._blocking_on.get(thread), "the second import to wait")
         gate.go.set()
         assert first.result(DEADLINE) is sys.modules["in_a_cycle"]
         assert second.result(DEADLINE).value == 1
