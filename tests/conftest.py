@@ -7,8 +7,10 @@ the end of the run.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
+import inspect
 import os
 import re
 import signal
@@ -30,7 +32,7 @@ from tests.certificates import OPENSSL
 from tests.chart import HELM
 from tests.chromium import CHROMIUM
 from tests.order import slow_first
-from tests.waiting import Printed
+from tests.waiting import Printed, run_alone
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
 SHARED_VARIABLE = "MESHGATE_TEST_SHARED"
@@ -114,6 +116,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = _dont_write_bytecode
     gc.freeze()  # all tests stay until the end: a garbage collection would take 0.3 s to traverse them
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """A test that is a coroutine function runs in an event loop of its own."""
+    if inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        pyfuncitem.obj = functools.wraps(test)(lambda **arguments: run_alone(test(**arguments)))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -1,10 +1,11 @@
-"""Waits for a condition of real processes, or for what threads print."""
+"""Waits for a condition of real processes, for what threads print, or for a coroutine that is a test."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -18,6 +19,18 @@ def wait_for(condition: Callable[[], T], what: str, timeout: float = DEADLINE) -
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
         time.sleep(0.05)
     return found
+
+
+def run_alone(test: Coroutine[Any, Any, None]) -> None:
+    """As ``asyncio.run``. Fails if the coroutine leaves a task behind."""
+
+    async def run() -> None:
+        await test
+        for _ in range(10):  # a cancellation passes from task to task
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
 
 
 class Printed:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -33,8 +34,6 @@ from meshgate_gateway.control import (
 from meshgate_wire.messages import Host
 
 HOST = Host(name="workers-0", address="tcp://10.0.0.1:26600")
-Test = Callable[[ControlChannel, ControlChannel], Awaitable[None]]
-DEADLINE = 60.0
 
 
 @pytest.mark.parametrize(
@@ -92,19 +91,17 @@ def test_the_largest_counts_fit_into_a_control_message() -> None:
     assert len(counts.model_dump_json()) < MAX_MESSAGE
 
 
-def with_channel(test: Test) -> None:
-    async def run() -> None:
-        one, two = map(ControlChannel, control_pair())
-        try:
-            await asyncio.wait_for(test(one, two), DEADLINE)
-        finally:
-            one.close()
-            two.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def with_channel() -> AsyncIterator[tuple[ControlChannel, ControlChannel]]:
+    one, two = map(ControlChannel, control_pair())
+    try:
+        yield one, two
+    finally:
+        one.close()
+        two.close()
 
 
-def test_messages_arrive_unchanged_and_in_order() -> None:
+async def test_messages_arrive_unchanged_and_in_order() -> None:
     sent = [
         EngineReady(),
         AssignSession(session="0" * 32, lease=1.5),
@@ -114,17 +111,14 @@ def test_messages_arrive_unchanged_and_in_order() -> None:
         NewConnection(head="GET / HTTP/1.1\r\nX: \xfc\r\n\r\n"),
         EndSession(reason="over"),
     ]
-
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+    async with with_channel() as (one, two):
         for message in sent:
             assert one.send(message)
         assert [await two.receive() for _ in sent] == [(message, []) for message in sent]
 
-    with_channel(test)
 
-
-def test_a_descriptor_is_passed_with_its_message() -> None:
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+async def test_a_descriptor_is_passed_with_its_message() -> None:
+    async with with_channel() as (one, two):
         near, far = socket.socketpair()
         with near:
             with far:
@@ -137,13 +131,10 @@ def test_a_descriptor_is_passed_with_its_message() -> None:
                 taken.sendall(b"from the engine")
                 assert near.recv(100) == b"from the engine"
 
-    with_channel(test)
 
-
-def test_messages_beyond_the_socket_buffer_are_sent_later_in_order_with_their_descriptors() -> None:
+async def test_messages_beyond_the_socket_buffer_are_sent_later_in_order_with_their_descriptors() -> None:
     count = 3000
-
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+    async with with_channel() as (one, two):
         near, far = socket.socketpair()
         with near, far:
             for number in range(count):
@@ -157,32 +148,26 @@ def test_messages_beyond_the_socket_buffer_are_sent_later_in_order_with_their_de
             assert int(message.mesh) == number
         os.close(descriptors[0])
 
-    with_channel(test)
 
-
-def test_the_peer_reads_all_messages_before_it_sees_the_close() -> None:
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+async def test_the_peer_reads_all_messages_before_it_sees_the_close() -> None:
+    async with with_channel() as (one, two):
         one.send(ClientConnected())
         one.close()
         assert await two.receive() == (ClientConnected(), [])
         assert await two.receive() is None
         assert not two.send(EngineReady())
 
-    with_channel(test)
 
-
-def test_a_waiting_receive_returns_none_on_close() -> None:
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+async def test_a_waiting_receive_returns_none_on_close() -> None:
+    async with with_channel() as (one, two):
         receiving = asyncio.create_task(two.receive())
         await asyncio.wait([receiving], timeout=0)
         one.close()
         assert await receiving is None
 
-    with_channel(test)
 
-
-def test_a_cancelled_receive_loses_no_message() -> None:
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+async def test_a_cancelled_receive_loses_no_message() -> None:
+    async with with_channel() as (one, two):
         receiving = asyncio.create_task(two.receive())
         await asyncio.wait([receiving], timeout=0)
         one.send(EngineReady())
@@ -191,38 +176,31 @@ def test_a_cancelled_receive_loses_no_message() -> None:
         if receiving.cancelled():
             assert await two.receive() == (EngineReady(), [])
 
-    with_channel(test)
 
-
-def test_the_maximum_number_of_hosts_fits_in_a_message_and_a_larger_message_raises() -> None:
+async def test_the_maximum_number_of_hosts_fits_in_a_message_and_a_larger_message_raises() -> None:
     def hosts(count: int) -> tuple[Host, ...]:
         return tuple(
             Host(name="w" * 63, address=f"tcp://{'h' * 63}:26600", identity="i" * 36, node="n" * 253, zone="z" * 63)
             for _ in range(count)
         )
 
-    async def test(one: ControlChannel, two: ControlChannel) -> None:
+    async with with_channel() as (one, two):
         reply = HostsReply(mesh="workers", hosts=hosts(MAX_HOSTS_PER_MESSAGE))
         assert one.send(reply)
         assert await two.receive() == (reply, [])
         with pytest.raises(ValueError, match="exceeds the limit"):
             one.send(HostsReply(mesh="workers", hosts=hosts(2 * MAX_HOSTS_PER_MESSAGE)))
 
-    with_channel(test)
-
 
 @pytest.mark.parametrize("data", [b"x", b"{}", b'{"type":"unheard-of"}', b'{"type":"end"}', b"[" * 1000])
-def test_an_invalid_message_raises_and_its_descriptors_are_closed(data: bytes) -> None:
-    async def test() -> None:
-        raw, end = control_pair()
-        channel = ControlChannel(end)
-        near, far = socket.socketpair()
-        with raw, near:
-            with far:
-                socket.send_fds(raw, [data], [far.fileno()])
-            with pytest.raises(ValueError):
-                await channel.receive()
-            assert near.recv(1) == b""
-        channel.close()
-
-    asyncio.run(test())
+async def test_an_invalid_message_raises_and_its_descriptors_are_closed(data: bytes) -> None:
+    raw, end = control_pair()
+    channel = ControlChannel(end)
+    near, far = socket.socketpair()
+    with raw, near:
+        with far:
+            socket.send_fds(raw, [data], [far.fileno()])
+        with pytest.raises(ValueError):
+            await channel.receive()
+        assert near.recv(1) == b""
+    channel.close()

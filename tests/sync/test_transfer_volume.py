@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,16 +101,14 @@ class Client:
         """Ignored."""
 
 
-def run(top: Path, home: Path, count: int, scenario: Callable[[Client], Awaitable[None]]) -> None:
-    async def main() -> None:
-        client = Client(top, home)
-        await client.start(count)
-        try:
-            await scenario(client)
-        finally:
-            await client.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(top: Path, home: Path, count: int) -> AsyncIterator[Client]:
+    client = Client(top, home)
+    await client.start(count)
+    try:
+        yield client
+    finally:
+        await client.stop()
 
 
 @pytest.fixture
@@ -129,18 +128,16 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "homes"
 
 
-def test_an_unchanged_tree_sends_nothing(top: Path, home: Path) -> None:
-    async def scenario(client: Client) -> None:
+async def test_an_unchanged_tree_sends_nothing(top: Path, home: Path) -> None:
+    async with running(top, home, 4) as client:
         await client.sync()
         for number in range(20):
             os.utime(top / "package" / f"module{number}.py")  # changes the time alone
         assert await client.sync() == Moved(0, 0, 0)
 
-    run(top, home, 4, scenario)
 
-
-def test_a_rename_and_a_copy_move_no_content(top: Path, home: Path) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_rename_and_a_copy_move_no_content(top: Path, home: Path) -> None:
+    async with running(top, home, 4) as client:
         await client.sync()
         (top / "large.bin").rename(top / "renamed.bin")
         (top / "package").rename(top / "moved")
@@ -151,11 +148,9 @@ def test_a_rename_and_a_copy_move_no_content(top: Path, home: Path) -> None:
         assert moved.client <= 22 * ANNOUNCEMENT + 2 * 36 * pieces
         assert moved.pieces == 0
 
-    run(top, home, 4, scenario)
 
-
-def test_one_changed_byte_of_a_large_file_moves_one_piece(top: Path, home: Path) -> None:
-    async def scenario(client: Client) -> None:
+async def test_one_changed_byte_of_a_large_file_moves_one_piece(top: Path, home: Path) -> None:
+    async with running(top, home, 16) as client:
         await client.sync()
         with (top / "large.bin").open("r+b") as file:
             file.seek(1_500_000)
@@ -167,11 +162,9 @@ def test_one_changed_byte_of_a_large_file_moves_one_piece(top: Path, home: Path)
         assert moved.gateway <= CONTROL_FANOUT * (MAX_PIECE + ANNOUNCEMENT)
         assert moved.pieces <= CONTROL_FANOUT * MAX_PIECE
 
-    run(top, home, 16, scenario)
 
-
-def test_one_changed_line_in_many_files_moves_one_file(top: Path, home: Path) -> None:
-    async def scenario(client: Client) -> None:
+async def test_one_changed_line_in_many_files_moves_one_file(top: Path, home: Path) -> None:
+    async with running(top, home, 16) as client:
         await client.sync()
         with (top / "package" / "module19.py").open("a") as file:
             file.write("changed = 1\n")
@@ -180,15 +173,10 @@ def test_one_changed_line_in_many_files_moves_one_file(top: Path, home: Path) ->
         assert moved.client <= size + ANNOUNCEMENT
         assert size <= moved.pieces <= CONTROL_FANOUT * size
 
-    run(top, home, 16, scenario)
 
-
-def test_the_gateway_sends_a_version_at_most_fan_out_times(top: Path, home: Path) -> None:
-    size = sum(path.stat().st_size for path in top.rglob("*") if path.is_file())
-
-    async def scenario(client: Client) -> None:
+async def test_the_gateway_sends_a_version_at_most_fan_out_times(top: Path, home: Path) -> None:
+    size = sum(path.stat().st_size for path in top.rglob("*") if path.is_file())  # noqa: ASYNC240
+    async with running(top, home, 16) as client:
         moved = await client.sync()
         assert moved.client <= size + 36 * (3_000_000 // (16 * 1024)) + 21 * ANNOUNCEMENT
         assert moved.pieces <= CONTROL_FANOUT * size
-
-    run(top, home, 16, scenario)

@@ -332,15 +332,11 @@ def test_get_of_a_settled_future_does_not_warn_on_a_loop() -> None:
     assert asyncio.run(main()) == 3
 
 
-def test_await_returns_the_value_every_time() -> None:
+async def test_await_returns_the_value_every_time() -> None:
     future: FutureProxy[int] = FutureProxy()
-
-    async def main() -> None:
-        in_thread(lambda: future.settle(lambda: 3)).join()
-        assert await future == 3
-        assert await future == 3
-
-    asyncio.run(main())
+    in_thread(lambda: future.settle(lambda: 3)).join()
+    assert await future == 3
+    assert await future == 3
 
 
 def test_several_loops_can_await_one_future() -> None:
@@ -382,27 +378,20 @@ def test_as_asyncio_without_a_loop_raises_and_leaves_the_future_usable() -> None
     assert future.get() == 1
 
 
-def test_as_asyncio_returns_a_new_future_each_time() -> None:
+async def test_as_asyncio_returns_a_new_future_each_time() -> None:
     future: FutureProxy[int] = FutureProxy()
-
-    async def main() -> None:
-        first, second = future.as_asyncio(), future.as_asyncio()
-        assert first is not second
-        in_thread(lambda: future.settle(lambda: 9)).join()
-        assert await first == await second == 9
-        assert await future.as_asyncio() == 9
-
-    asyncio.run(main())
+    first, second = future.as_asyncio(), future.as_asyncio()
+    assert first is not second
+    in_thread(lambda: future.settle(lambda: 9)).join()
+    assert await first == await second == 9
+    assert await future.as_asyncio() == 9
 
 
-def test_as_asyncio_carries_the_error() -> None:
-    async def main() -> None:
-        with pytest.raises(Boom):
-            await FutureProxy.failed(Boom()).as_asyncio()
-        with pytest.raises(RuntimeError, match="raised StopIteration"):
-            await FutureProxy.failed(StopIteration()).as_asyncio()
-
-    asyncio.run(main())
+async def test_as_asyncio_carries_the_error() -> None:
+    with pytest.raises(Boom):
+        await FutureProxy.failed(Boom()).as_asyncio()
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        await FutureProxy.failed(StopIteration()).as_asyncio()
 
 
 def test_a_future_can_be_settled_after_its_observers_loop_is_closed() -> None:
@@ -625,31 +614,27 @@ def call_in_thread(*wakers: LoopWaker) -> None:
     thread.join()
 
 
-def test_arrivals_that_another_thread_settles_together_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        wake_loop, woken = loop.call_soon_threadsafe, []
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (woken.append(call), wake_loop(*call)))
-        for _ in range(2):  # the next ones wake it again
-            woken.clear()
-            arrivals = [loop.create_future() for _ in range(3)]
-            call_in_thread(*(LoopWaker(loop, arrival) for arrival in arrivals))
-            await asyncio.gather(*arrivals)
-            assert len(woken) == 1
+async def test_arrivals_that_another_thread_settles_together_wake_the_loop_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    wake_loop, woken = loop.call_soon_threadsafe, []
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (woken.append(call), wake_loop(*call)))
+    for _ in range(2):  # the next ones wake it again
+        woken.clear()
+        arrivals = [loop.create_future() for _ in range(3)]
+        call_in_thread(*(LoopWaker(loop, arrival) for arrival in arrivals))
+        await asyncio.gather(*arrivals)
+        assert len(woken) == 1
 
-    asyncio.run(test())
 
-
-def test_a_cancelled_arrival_does_not_hold_up_the_others() -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        cancelled, arrival = loop.create_future(), loop.create_future()
-        cancelled.cancel()
-        call_in_thread(LoopWaker(loop, cancelled), LoopWaker(loop, arrival))
-        await arrival
-        assert cancelled.cancelled()
-
-    asyncio.run(test())
+async def test_a_cancelled_arrival_does_not_hold_up_the_others() -> None:
+    loop = asyncio.get_running_loop()
+    cancelled, arrival = loop.create_future(), loop.create_future()
+    cancelled.cancel()
+    call_in_thread(LoopWaker(loop, cancelled), LoopWaker(loop, arrival))
+    await arrival
+    assert cancelled.cancelled()
 
 
 def test_a_closed_loop_is_left_alone() -> None:

@@ -49,19 +49,16 @@ def test_get_runs_the_body_once() -> None:
     assert (body.runs, future.done()) == (1, True)
 
 
-def test_await_runs_the_body_on_the_awaiting_loop() -> None:
+async def test_await_runs_the_body_on_the_awaiting_loop() -> None:
     @returns_future
     async def loop_of_body() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    async def main() -> None:
-        assert await loop_of_body() is asyncio.get_running_loop()
-        body = Body()
-        future = body.double(2)
-        assert await asyncio.gather(future, future.as_asyncio()) == [4, 4]
-        assert body.runs == 1
-
-    asyncio.run(main())
+    assert await loop_of_body() is asyncio.get_running_loop()
+    body = Body()
+    future = body.double(2)
+    assert await asyncio.gather(future, future.as_asyncio()) == [4, 4]
+    assert body.runs == 1
 
 
 def test_the_body_sees_the_context_of_its_caller() -> None:
@@ -96,22 +93,19 @@ def test_a_get_that_runs_the_body_cancels_it_at_its_timeout() -> None:
         future.get()
 
 
-def test_a_cancelled_await_leaves_the_body_running() -> None:
-    async def main() -> None:
-        release = asyncio.Event()
+async def test_a_cancelled_await_leaves_the_body_running() -> None:
+    release = asyncio.Event()
 
-        @returns_future
-        async def wait() -> str:
-            await release.wait()
-            return "released"
+    @returns_future
+    async def wait() -> str:
+        await release.wait()
+        return "released"
 
-        future = wait()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(future.as_asyncio(), 0.01)
-        release.set()
-        assert await future == "released"
-
-    asyncio.run(main())
+    future = wait()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(future.as_asyncio(), 0.01)
+    release.set()
+    assert await future == "released"
 
 
 def test_get_on_a_running_loop_runs_the_body_on_another_thread() -> None:
@@ -145,21 +139,18 @@ def test_the_program_is_not_inside_an_actor() -> None:
     assert not api.inside_actor()
 
 
-def test_as_asyncio_is_cancelled_if_the_body_is() -> None:
+async def test_as_asyncio_is_cancelled_if_the_body_is() -> None:
     @returns_future
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
-    async def observe() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(cancelled().as_asyncio(), 10)
-        future = cancelled()
-        with pytest.raises(asyncio.CancelledError):
-            await future
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(future.as_asyncio(), 10)
-
-    asyncio.run(observe())
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(cancelled().as_asyncio(), 10)
+    future = cancelled()
+    with pytest.raises(asyncio.CancelledError):
+        await future
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(future.as_asyncio(), 10)
 
 
 def test_a_body_that_waits_for_itself_raises() -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from typing_extensions import ParamSpec
-
 from meshgate_gateway.engine.monarch.interface import BatchedReply, Reply
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh, attached_hosts
@@ -17,23 +15,7 @@ from meshgate_gateway.engine.objects.regions import hosts_region, procs_region
 from meshgate_wire.messages import Header, Host, Launch, Region
 
 H = TypeVar("H")
-P = ParamSpec("P")
 WAIT_TIMEOUT = 60.0  # seconds; reached only by a test that fails
-
-
-def async_test(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs a coroutine function as a test. Fails if it leaves a task behind."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def alone() -> None:
-            await test(*args, **kwargs)
-            await turns(10)  # a cancellation passes from task to task
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(alone())
-
-    return run
 
 
 async def turns(count: int = 20) -> None:

@@ -23,13 +23,11 @@ from meshgate_wire.messages import (
     Resume,
 )
 from tests.gateway.engine.detached_session import call, detached, end, take_over
-from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
 
 PIECE = bytes(100_000)
 
 
-@async_test
 async def test_what_waits_for_an_object_that_never_arrived_fails() -> None:
     client, _ = await detached()
     client.send(call(2, 50), b"arguments", stream=50)
@@ -43,7 +41,6 @@ async def test_what_waits_for_an_object_that_never_arrived_fails() -> None:
     await client.end()
 
 
-@async_test
 async def test_what_is_being_created_when_a_session_is_taken_over_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of the new holder that wait for it keep their credit."""
     found = asyncio.Event()
@@ -71,7 +68,6 @@ async def test_what_is_being_created_when_a_session_is_taken_over_is_created(mon
     await end(client)
 
 
-@async_test
 async def test_a_new_holder_learns_which_hosts_are_about_to_end() -> None:
     client, _ = await detached()
     client.engine.host_ending("workers-1", "drained", 30.0)
@@ -83,7 +79,6 @@ async def test_a_new_holder_learns_which_hosts_are_about_to_end() -> None:
     await end(client)
 
 
-@async_test
 async def test_a_new_holder_learns_what_has_failed_and_adopts_meshes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     find_hosts = EngineClient._find_hosts
 

@@ -21,7 +21,7 @@ from meshgate_gateway.engine.client_connection import ClientConnection, serve_co
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
 from meshgate_wire import ProtocolError
 from meshgate_wire.proof import Prover
-from tests.gateway.engine.fakes import async_test, until
+from tests.gateway.engine.fakes import until
 from tests.gateway.engine.in_memory import EngineClient
 
 
@@ -99,7 +99,6 @@ async def connected() -> AsyncIterator[tuple[Receiver, ClientConnection, WebSock
         await until(lambda: receiver.closed)
 
 
-@async_test
 async def test_binary_messages_go_both_ways_in_order() -> None:
     async with connected() as (receiver, connection, websocket):
         for size in (1, 100_000):
@@ -110,21 +109,18 @@ async def test_binary_messages_go_both_ways_in_order() -> None:
         assert [len(await websocket.recv()) for _ in range(2)] == [5, 100_004]
 
 
-@async_test
 async def test_an_accepted_connection_is_proven() -> None:
     async with connected() as (_, _, websocket):
         assert websocket.response is not None
         assert Prover("k").prover_of(websocket.response.headers["Meshgate-Proof"], 101) == "abc"
 
 
-@async_test
 async def test_pings_are_answered() -> None:
     async with connected() as (_, _, websocket):
         await asyncio.wait_for(await websocket.ping(), 10)
 
 
 @pytest.mark.parametrize("message", ["text", [b"in", b"fragments"]], ids=["text", "fragments"])
-@async_test
 async def test_text_and_fragmented_messages_close_the_connection(message: str | list[bytes]) -> None:
     async with connected() as (receiver, _, websocket):
         await websocket.send(message)
@@ -136,7 +132,6 @@ async def test_text_and_fragmented_messages_close_the_connection(message: str | 
         assert receiver.data == []
 
 
-@async_test
 async def test_the_peer_gets_the_reason_of_a_close_and_nothing_after_it() -> None:
     async with connected() as (receiver, connection, websocket):
         connection.close(CloseCode.GOING_AWAY, "another connection has taken over this session")
@@ -147,7 +142,6 @@ async def test_the_peer_gets_the_reason_of_a_close_and_nothing_after_it() -> Non
         assert receiver.closed == ["another connection has taken over this session"]
 
 
-@async_test
 async def test_the_websocket_is_closed_when_the_bytes_of_the_client_end() -> None:
     receiver = Receiver()
     _, opening, near = await handshake(receiver)
@@ -161,7 +155,6 @@ async def test_the_websocket_is_closed_when_the_bytes_of_the_client_end() -> Non
     assert receiver.closed == ["the connection to the client has ended"]
 
 
-@async_test
 async def test_a_connection_without_data_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connection, "IDLE_TIMEOUT", 0.05)
     async with connected() as (receiver, connection, _):
@@ -171,7 +164,6 @@ async def test_a_connection_without_data_is_given_up(monkeypatch: pytest.MonkeyP
         assert re.fullmatch(r"no data received for \d+ s", reason)
 
 
-@async_test
 async def test_the_receiver_can_write_again_once_a_slow_peer_has_read() -> None:
     async with connected() as (receiver, connection, websocket):
         for _ in range(40):
@@ -184,7 +176,6 @@ async def test_the_receiver_can_write_again_once_a_slow_peer_has_read() -> None:
         assert connection.buffered() == 0
 
 
-@async_test
 async def test_a_client_that_may_not_connect_gets_the_reason_instead_of_a_websocket() -> None:
     receiver = Receiver()
     receiver.refusal = Refusal("taken_over", "another process has it")
@@ -200,7 +191,6 @@ async def test_a_client_that_may_not_connect_gets_the_reason_instead_of_a_websoc
     assert (receiver.connection, receiver.admitted, receiver.refused) == (None, [], 1)
 
 
-@async_test
 async def test_a_client_takes_over_with_its_first_message() -> None:
     receiver = Receiver()
     connection, opening, _ = await handshake(receiver, Holder="me", Attach="1")
@@ -215,7 +205,6 @@ async def test_a_client_takes_over_with_its_first_message() -> None:
     assert receiver.refused == 0
 
 
-@async_test
 async def test_a_client_that_dies_while_it_takes_over_has_not() -> None:
     receiver = Receiver()
     _, opening, near = await handshake(receiver, Holder="me", Attach="1")
@@ -225,7 +214,6 @@ async def test_a_client_that_dies_while_it_takes_over_has_not() -> None:
     assert (receiver.admitted, receiver.connection, receiver.closed) == ([], None, [])
 
 
-@async_test
 async def test_of_two_clients_that_take_over_at_once_the_one_that_lost_gets_the_reason() -> None:
     receiver = Receiver()
     _, opening, _ = await handshake(receiver, Holder="me", Attach="1")
@@ -240,7 +228,6 @@ async def test_of_two_clients_that_take_over_at_once_the_one_that_lost_gets_the_
 # --- one connection after another ---------------------------------------------------------------------------
 
 
-@async_test
 async def test_a_new_connection_takes_over_and_the_old_one_is_ignored() -> None:
     client = EngineClient()
     newer = _Connection()
@@ -252,7 +239,6 @@ async def test_a_new_connection_takes_over_and_the_old_one_is_ignored() -> None:
     await client.engine.close("the test is over")
 
 
-@async_test
 async def test_an_unknown_message_closes_the_connection_but_not_the_session() -> None:
     client = EngineClient()
     client.engine.link.connection_data(client, b"\xff")  # type: ignore[arg-type]
@@ -263,7 +249,6 @@ async def test_an_unknown_message_closes_the_connection_but_not_the_session() ->
     await client.engine.close("the test is over")
 
 
-@async_test
 async def test_a_violation_of_the_protocol_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(data: object) -> None:
         raise ProtocolError("a header that is not JSON", resumable=False)

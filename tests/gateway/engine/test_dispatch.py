@@ -27,11 +27,10 @@ from meshgate_wire.messages import (
     Values,
 )
 from tests.gateway.engine.detached_session import detached, end, take_over
-from tests.gateway.engine.fakes import FakeMesh, async_test
+from tests.gateway.engine.fakes import FakeMesh
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 
 
-@async_test
 async def test_a_pipeline_of_requests_needs_no_answer_in_between() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -43,7 +42,6 @@ async def test_a_pipeline_of_requests_needs_no_answer_in_between() -> None:
     await client.end()
 
 
-@async_test
 async def test_calls_that_wait_for_their_actors_keep_their_credit() -> None:
     client = EngineClient()
     hosts, procs = client.attach(), client.number()
@@ -60,7 +58,6 @@ async def test_calls_that_wait_for_their_actors_keep_their_credit() -> None:
     await client.end()
 
 
-@async_test
 async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -73,7 +70,6 @@ async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() ->
     await client.end()
 
 
-@async_test
 async def test_what_waits_is_known_until_it_is_handled() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -103,7 +99,6 @@ async def test_what_waits_is_known_until_it_is_handled() -> None:
     await client.end()
 
 
-@async_test
 async def test_a_name_behind_a_message_that_waits_is_known_at_a_takeover() -> None:
     client, actors = await detached()
     kept = client.number()
@@ -123,7 +118,6 @@ async def test_a_name_behind_a_message_that_waits_is_known_at_a_takeover() -> No
     assert not [args for _, endpoint, args in client.monarch.engine_calls if endpoint == "drop"]
 
 
-@async_test
 async def test_more_messages_than_one_turn_handles_stay_in_order() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -136,7 +130,6 @@ async def test_more_messages_than_one_turn_handles_stay_in_order() -> None:
     await client.end()
 
 
-@async_test
 async def test_other_messages_do_not_overtake_calls_that_are_collected() -> None:
     with mock.patch.object(batches, "PATIENCE", 3600):
         await _send_between_calls()
@@ -161,7 +154,6 @@ async def _send_between_calls() -> None:
     await client.end()
 
 
-@async_test
 async def test_what_is_created_after_a_flood_of_calls_is_known_at_once() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -175,7 +167,6 @@ async def test_what_is_created_after_a_flood_of_calls_is_known_at_once() -> None
     await client.end()
 
 
-@async_test
 async def test_the_end_of_the_session_does_not_wait_for_the_calls_sent_before_it() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -192,7 +183,6 @@ async def test_the_end_of_the_session_does_not_wait_for_the_calls_sent_before_it
     await client.end()
 
 
-@async_test
 async def test_calls_that_arrive_while_the_session_ends_are_dropped() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -213,7 +203,6 @@ async def test_calls_that_arrive_while_the_session_ends_are_dropped() -> None:
     await client.end()
 
 
-@async_test
 async def test_a_message_that_only_a_gateway_sends_is_rejected() -> None:
     client = EngineClient()
     client.send(Done(call=7), stream=0)
@@ -223,7 +212,6 @@ async def test_a_message_that_only_a_gateway_sends_is_rejected() -> None:
     await client.end()
 
 
-@async_test
 async def test_a_cancelled_call_does_not_wait_for_its_turn_in_its_stream() -> None:
     client = EngineClient()
     hosts, procs = client.attach(), client.number()
@@ -270,7 +258,6 @@ async def answer_get(client: EngineClient) -> None:
     await client.turns()
 
 
-@async_test
 async def test_what_is_released_behind_a_message_that_waits_is_hidden_from_the_next_holder() -> None:
     client, _, kept = await behind_a_get()
     client.send(Release(objects=(kept,)), stream=kept)
@@ -285,7 +272,6 @@ async def test_what_is_released_behind_a_message_that_waits_is_hidden_from_the_n
     await end(client)
 
 
-@async_test
 async def test_a_name_that_waits_does_not_outlive_a_release_that_has_partly_arrived() -> None:
     client, actors, kept = await behind_a_get()
     client.send(Release(objects=(kept,), parts=2), stream=actors)

@@ -39,7 +39,6 @@ from meshgate_wire.messages import (
     Values,
 )
 from tests.gateway.engine.detached_session import end
-from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 from tests.gateway.engine.oversized import OVERSIZED, limited_memory
 
@@ -51,7 +50,6 @@ RETURNED = """undeliverable message to host_agent.service:<gmkDYMTEV4b>@tcp://10
   error: delivery failure: ttl expired for host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.0:1"""
 
 
-@async_test
 async def test_a_mesh_that_was_stopped_and_released_leaves_its_hosts_usable() -> None:
     client = EngineClient()
     hosts = client.attach()
@@ -66,7 +64,6 @@ async def test_a_mesh_that_was_stopped_and_released_leaves_its_hosts_usable() ->
     await client.end()
 
 
-@async_test
 async def test_the_answer_to_changed_settings_has_all_in_effect() -> None:
     client = EngineClient()
     client.send(ConfigureMonarch(call=3, settings={"rdma_qps_per_cq": 5, "use_direct_spawn": True}), stream=0)
@@ -84,7 +81,6 @@ async def test_the_answer_to_changed_settings_has_all_in_effect() -> None:
 # --- limits
 
 
-@async_test
 async def test_a_constructor_that_fails_with_a_long_text_is_answered() -> None:
     client = EngineClient()
     procs = client.spawn_procs(client.attach())
@@ -104,7 +100,6 @@ async def test_a_constructor_that_fails_with_a_long_text_is_answered() -> None:
     await client.end()
 
 
-@async_test
 async def test_calls_on_a_rank_that_dies_with_a_long_report_are_answered() -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -116,7 +111,6 @@ async def test_calls_on_a_rank_that_dies_with_a_long_report_are_answered() -> No
     await client.end()
 
 
-@async_test
 async def test_a_request_that_fails_with_a_long_text_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     client = EngineClient()
 
@@ -132,7 +126,6 @@ async def test_a_request_that_fails_with_a_long_text_is_answered(monkeypatch: py
 
 @pytest.mark.usefixtures("limited_memory")
 @pytest.mark.parametrize("region", OVERSIZED)
-@async_test
 async def test_only_the_call_on_an_oversized_slice_fails(region: Region) -> None:
     client = EngineClient()
     actors = client.spawn_all()
@@ -149,7 +142,6 @@ async def test_only_the_call_on_an_oversized_slice_fails(region: Region) -> None
 
 @pytest.mark.usefixtures("limited_memory")
 @pytest.mark.parametrize("per_host", [{"gpus": 2**16, "more": 2**16}, {str(at): 2**16 for at in range(64)}])
-@async_test
 async def test_an_oversized_mesh_is_not_spawned(per_host: dict[str, int]) -> None:
     client = EngineClient()
     hosts, procs = client.attach(), client.number()
@@ -165,7 +157,6 @@ async def test_an_oversized_mesh_is_not_spawned(per_host: dict[str, int]) -> Non
 @pytest.mark.usefixtures("limited_memory")
 @pytest.mark.parametrize("kind", ["hosts", "procs", "actors"])
 @pytest.mark.parametrize("region", OVERSIZED)
-@async_test
 async def test_an_oversized_mesh_is_not_adopted(region: Region, kind: str) -> None:
     client = EngineClient()
     number = client.engine._objects.add_reference(object())
@@ -178,7 +169,6 @@ async def test_an_oversized_mesh_is_not_adopted(region: Region, kind: str) -> No
 # --- back-pressure
 
 
-@async_test
 async def test_a_port_whose_messages_are_not_consumed_is_read_up_to_the_limit() -> None:
     client = EngineClient(consumes=False)
     await client.open_channel()
@@ -196,7 +186,6 @@ async def test_a_port_whose_messages_are_not_consumed_is_read_up_to_the_limit() 
     await client.end()
 
 
-@async_test
 async def test_a_full_channel_holds_up_neither_calls_nor_another_channel() -> None:
     client = EngineClient(consumes=False)
     full, empty = await client.open_channel(), await client.open_channel()
@@ -214,7 +203,6 @@ async def test_a_full_channel_holds_up_neither_calls_nor_another_channel() -> No
     await client.end()
 
 
-@async_test
 async def test_a_full_channel_that_is_released_is_not_read_any_more() -> None:
     client = EngineClient(consumes=False)
     number = await client.open_channel()
@@ -235,7 +223,6 @@ def printed(text: str) -> list[PrintedLine]:
     return [PrintedLine("stdout", "trainers", 0, "workers-0", text, "\n")]
 
 
-@async_test
 async def test_output_is_read_up_to_a_limit_that_is_higher_while_the_client_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -255,7 +242,6 @@ async def test_output_is_read_up_to_a_limit_that_is_higher_while_the_client_is_a
     await client.engine.close("the test is over")
 
 
-@async_test
 async def test_output_is_read_again_once_the_client_has_taken_what_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_QUEUED_OUTPUT", 1000)
     monkeypatch.setattr(engine_module, "MAX_QUEUED_OUTPUT_DISCONNECTED", 1000)
@@ -272,7 +258,6 @@ async def test_output_is_read_again_once_the_client_has_taken_what_waited(monkey
     await client.end()
 
 
-@async_test
 async def test_a_client_that_does_not_want_output_gets_none() -> None:
     client = EngineClient()
     client.engine._send_output(printed("before"))
@@ -287,7 +272,6 @@ async def test_a_client_that_does_not_want_output_gets_none() -> None:
 # --- hosts and processes
 
 
-@async_test
 async def test_the_reason_of_a_lost_host_reaches_the_reports_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshgate_gateway.engine.meshes.supervision.REASON_TIMEOUT", 0.0)
     client = EngineClient()
@@ -302,7 +286,6 @@ async def test_the_reason_of_a_lost_host_reaches_the_reports_of_its_processes(mo
     await client.end()
 
 
-@async_test
 async def test_a_host_that_is_about_to_end_is_printed_once_and_explains_the_end_of_its_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -321,7 +304,6 @@ async def test_a_host_that_is_about_to_end_is_printed_once_and_explains_the_end_
     await client.end()
 
 
-@async_test
 async def test_the_end_of_the_job_is_printed_and_that_of_hosts_that_are_attached_later() -> None:
     client = EngineClient()
     client.engine.job_ending(JobEnding(reason="its time limit", seconds=60.0, notice="Slurm ends the job"))
@@ -336,7 +318,6 @@ async def test_the_end_of_the_job_is_printed_and_that_of_hosts_that_are_attached
 
 
 @pytest.mark.parametrize("target", ["procs", "actors"])
-@async_test
 async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_kept_values_wait_for(
     target: str,
 ) -> None:
@@ -358,7 +339,6 @@ async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_k
     await end(client)
 
 
-@async_test
 async def test_the_death_of_a_process_that_an_endpoint_returned_fails_its_reload() -> None:
     async def hosts_have(version: str, hosts: object) -> str:
         return version
@@ -377,7 +357,6 @@ async def test_the_death_of_a_process_that_an_endpoint_returned_fails_its_reload
     await end(client)
 
 
-@async_test
 async def test_a_restarted_host_is_usable_again_and_its_new_address_is_sent() -> None:
     client = EngineClient()
     hosts = client.attach()
@@ -393,7 +372,6 @@ async def test_a_restarted_host_is_usable_again_and_its_new_address_is_sent() ->
     await client.end()
 
 
-@async_test
 async def test_a_host_that_does_not_accept_this_gateway_ends_the_wait_with_the_versions() -> None:
     client = EngineClient()
     client.monarch.hold = True
@@ -414,7 +392,6 @@ async def test_a_host_that_does_not_accept_this_gateway_ends_the_wait_with_the_v
 # --- the end
 
 
-@async_test
 async def test_a_session_ends_when_the_client_asks_for_it() -> None:
     client = EngineClient()
     client.spawn_all()

@@ -9,13 +9,12 @@ import pytest
 from meshgate_gateway.control import CALL_BOUNDS, EngineCounts
 from meshgate_gateway.engine import engine_metrics as module
 from meshgate_gateway.engine.engine_metrics import EngineMetrics
-from tests.gateway.engine.fakes import async_test, until
+from tests.gateway.engine.fakes import until
 from tests.gateway.engine.in_memory import EngineClient
 
 ROOT = b"a version"
 
 
-@async_test
 async def test_counts_are_reported_once_and_only_if_something_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPORT_INTERVAL", 0.001)
     reported: list[EngineCounts] = []
@@ -41,7 +40,6 @@ async def test_counts_are_reported_once_and_only_if_something_was_counted(monkey
     assert len(reported) == 2
 
 
-@async_test
 async def test_what_was_counted_is_reported_at_the_end() -> None:
     reported: list[EngineCounts] = []
     counted = EngineMetrics(reported.append)
@@ -50,7 +48,6 @@ async def test_what_was_counted_is_reported_at_the_end() -> None:
     assert reported[0].casts == 1
 
 
-@async_test
 async def test_a_sync_takes_from_its_offer_to_the_last_host_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[EngineCounts] = []
     counted = EngineMetrics(reported.append)
@@ -64,7 +61,6 @@ async def test_a_sync_takes_from_its_offer_to_the_last_host_and_counts_once(monk
     assert reported[0].sync_times.seconds == pytest.approx(0.3)
 
 
-@async_test
 async def test_a_version_that_some_host_never_gets_is_not_a_sync() -> None:
     reported: list[EngineCounts] = []
     counted = EngineMetrics(reported.append)
@@ -75,7 +71,6 @@ async def test_a_version_that_some_host_never_gets_is_not_a_sync() -> None:
     assert reported == []
 
 
-@async_test
 async def test_an_engine_counts_calls_until_its_end() -> None:
     client = EngineClient()
     reported: list[EngineCounts] = []

@@ -13,7 +13,7 @@ from meshgate_gateway.engine.inspection import PrintedLines
 from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, Deaths, HostMesh, ProcMesh, Timeline
 from meshgate_wire.messages import Call, Detach, Done, MeshRef, OutputLine, Region, Stop, Values
 from meshgate_wire.status import CallCounts, EngineStatus, RankReply, Straggler
-from tests.gateway.engine.fakes import async_test, host_mesh
+from tests.gateway.engine.fakes import host_mesh
 from tests.gateway.engine.in_memory import EngineClient
 
 
@@ -21,7 +21,6 @@ def lines(*texts: str) -> list[OutputLine]:
     return [OutputLine(stream="stdout", mesh="m", ranks=(0,), text=text) for text in texts]
 
 
-@async_test
 async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     client = EngineClient()
     actors = client.spawn_all(gpus=2)
@@ -72,7 +71,6 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     await client.end()
 
 
-@async_test
 async def test_the_status_has_the_present_hosts_of_a_mesh_that_was_scaled() -> None:
     client = EngineClient()
     client.spawn_all()
@@ -82,7 +80,6 @@ async def test_the_status_has_the_present_hosts_of_a_mesh_that_was_scaled() -> N
     await client.end()
 
 
-@async_test
 async def test_a_detached_session_has_its_name() -> None:
     client = EngineClient()
     assert client.engine.inspection.status().name == ""
@@ -92,7 +89,6 @@ async def test_a_detached_session_has_its_name() -> None:
     await client.end()
 
 
-@async_test
 async def test_the_ranks_that_others_have_waited_for_are_named() -> None:
     client = EngineClient()
     actors = client.spawn_all(gpus=8)
@@ -131,7 +127,6 @@ def ended(client: EngineClient, kind: str = "procs") -> list[tuple[tuple[tuple[i
     return [(each.ranks, each.reason, each.exit_code) for each in mesh.ended if not each.stopped]
 
 
-@async_test
 async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
     client = EngineClient()
     client.spawn_all(gpus=512)
@@ -165,7 +160,6 @@ async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
     await client.end()
 
 
-@async_test
 async def test_actors_end_without_their_processes_or_because_they_are_stopped() -> None:
     client = EngineClient()
     client.spawn_all(gpus=64)
@@ -197,7 +191,6 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
     await client.end()
 
 
-@async_test
 async def test_actors_of_stopped_processes_are_not_lost() -> None:
     client = EngineClient()
     client.spawn_all(gpus=4)
@@ -215,7 +208,6 @@ async def test_actors_of_stopped_processes_are_not_lost() -> None:
     await client.end()
 
 
-@async_test
 async def test_an_actor_that_is_known_to_have_ended_before_its_process_has_the_exit_code() -> None:
     client = EngineClient()
     client.spawn_all(gpus=64)
@@ -235,7 +227,6 @@ async def test_an_actor_that_is_known_to_have_ended_before_its_process_has_the_e
     await client.end()
 
 
-@async_test
 async def test_ranks_are_grouped_again_only_if_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     client = EngineClient()
     client.spawn_all(gpus=4)
@@ -266,7 +257,6 @@ def test_calls_read_the_ranks_that_ended_without_python_code() -> None:
         assert getattr(Deaths, reads) is getattr(dict, reads)
 
 
-@async_test
 async def test_the_times_of_the_first_and_the_last_end_are_known() -> None:
     client = EngineClient()
     client.spawn_all(gpus=2)
@@ -286,7 +276,6 @@ async def test_the_times_of_the_first_and_the_last_end_are_known() -> None:
     await client.end()
 
 
-@async_test
 async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_the_last() -> None:
     client = EngineClient()
     actors = client.spawn_all(gpus=2)
@@ -348,7 +337,6 @@ async def test_timelines_have_hosts_and_seconds_those_in_flight_first_and_then_t
     await client.end()
 
 
-@async_test
 async def test_a_large_answer_comes_in_parts() -> None:
     client = EngineClient()
     client.engine.inspection.output.add(lines(*("é" * 1000 for _ in range(100))))

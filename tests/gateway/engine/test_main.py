@@ -68,49 +68,46 @@ def test_a_message_that_the_engine_cannot_handle_ends_the_session_with_the_reaso
     assert "ZeroDivisionError('a bug')" in asyncio.run(end_reason(*control_pair(), lost.model_dump_json().encode()))
 
 
-def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened() -> None:
-    async def test() -> None:
-        server, engine = control_pair()
-        control, channel = ControlChannel(engine), ControlChannel(server)
-        serving = asyncio.create_task(process.EngineMain(control, None, None).run())
-        channel.send(AssignSession(session="0" * 32, lease=1))
+async def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened() -> None:
+    server, engine = control_pair()
+    control, channel = ControlChannel(engine), ControlChannel(server)
+    serving = asyncio.create_task(process.EngineMain(control, None, None).run())
+    channel.send(AssignSession(session="0" * 32, lease=1))
 
-        async def opened(run: str) -> Any:
-            near, far = socket.socketpair()
-            near.setblocking(False)
-            opening = asyncio.ensure_future(connect("ws://gateway/", sock=near, compression=None, proxy=None))
-            head = b""
-            while b"\r\n\r\n" not in head:
-                far.setblocking(False)
-                head += await asyncio.get_running_loop().sock_recv(far, 65_536)
-            channel.send(NewConnection(head=head.decode("latin-1"), run=run), [far.fileno()])
-            far.close()
-            return await asyncio.wait_for(opening, WAIT_TIMEOUT)
+    async def opened(run: str) -> Any:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        opening = asyncio.ensure_future(connect("ws://gateway/", sock=near, compression=None, proxy=None))
+        head = b""
+        while b"\r\n\r\n" not in head:
+            far.setblocking(False)
+            head += await asyncio.get_running_loop().sock_recv(far, 65_536)
+        channel.send(NewConnection(head=head.decode("latin-1"), run=run), [far.fileno()])
+        far.close()
+        return await asyncio.wait_for(opening, WAIT_TIMEOUT)
 
-        async def end(run: str) -> None:
-            """Returns once the engine has handled the end: it answers the next message on the control channel."""
-            channel.send(RunEnded(run=run))
-            channel.send(ReportState())
-            while (message := await asyncio.wait_for(channel.receive(), WAIT_TIMEOUT)) is not None:
-                if isinstance(message[0], SessionState):
-                    return
+    async def end(run: str) -> None:
+        """Returns once the engine has handled the end: it answers the next message on the control channel."""
+        channel.send(RunEnded(run=run))
+        channel.send(ReportState())
+        while (message := await asyncio.wait_for(channel.receive(), WAIT_TIMEOUT)) is not None:
+            if isinstance(message[0], SessionState):
+                return
 
-        of_run = await opened("night")
-        await end("day")
-        await (await of_run.ping())
-        await end("night")
-        await asyncio.wait_for(of_run.wait_closed(), WAIT_TIMEOUT)
-        assert (of_run.close_code, of_run.close_reason) == (1008, "the run night has ended, and with it its access")
-        of_driver = await opened("")
-        await end("night")
-        await (await of_driver.ping())
-        channel.send(EndSession(reason="the test is over"))
-        await asyncio.wait_for(serving, WAIT_TIMEOUT)
-        await of_driver.close()
-        for end in (control, channel):
-            end.close()
-
-    asyncio.run(test())
+    of_run = await opened("night")
+    await end("day")
+    await (await of_run.ping())
+    await end("night")
+    await asyncio.wait_for(of_run.wait_closed(), WAIT_TIMEOUT)
+    assert (of_run.close_code, of_run.close_reason) == (1008, "the run night has ended, and with it its access")
+    of_driver = await opened("")
+    await end("night")
+    await (await of_driver.ping())
+    channel.send(EndSession(reason="the test is over"))
+    await asyncio.wait_for(serving, WAIT_TIMEOUT)
+    await of_driver.close()
+    for end in (control, channel):
+        end.close()
 
 
 def test_another_server_learns_whether_a_client_is_connected_and_the_pending_requests() -> None:

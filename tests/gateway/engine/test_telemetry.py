@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -76,66 +75,47 @@ def hosts(name: str) -> HostMesh:
     return attached_hosts(f"mesh of {name}", name, [Host(name=name)])
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+async def test_hosts_on_other_machines_get_collectors_whenever_they_are_attached() -> None:
+    parts = Parts()
+    parts.telemetry.hosts_attached(hosts("first"))
+    await parts.handle(COLLECT)
+    await parts.handle(COLLECT)
+    parts.telemetry.hosts_attached(hosts("second"))
+    await asyncio.gather(*parts.tasks)
+    assert parts.collector.did == [(60, 0.5, 2.0), "start", "mesh of first", "mesh of second"]
+    assert parts.sent == [(Done(call=1), [])] * 2
 
 
-def test_hosts_on_other_machines_get_collectors_whenever_they_are_attached() -> None:
-    async def scenario() -> None:
-        parts = Parts()
-        parts.telemetry.hosts_attached(hosts("first"))
-        await parts.handle(COLLECT)
-        await parts.handle(COLLECT)
-        parts.telemetry.hosts_attached(hosts("second"))
-        await asyncio.gather(*parts.tasks)
-        assert parts.collector.did == [(60, 0.5, 2.0), "start", "mesh of first", "mesh of second"]
-        assert parts.sent == [(Done(call=1), [])] * 2
-
-    run(scenario)
+async def test_hosts_without_a_collector_are_reported() -> None:
+    parts = Parts()
+    parts.telemetry.hosts_attached(hosts("broken"))
+    await parts.handle(COLLECT)
+    assert parts.notices == ["no telemetry of mesh 'broken', which queries leave out: no collector"]
 
 
-def test_hosts_without_a_collector_are_reported() -> None:
-    async def scenario() -> None:
-        parts = Parts()
-        parts.telemetry.hosts_attached(hosts("broken"))
-        await parts.handle(COLLECT)
-        assert parts.notices == ["no telemetry of mesh 'broken', which queries leave out: no collector"]
-
-    run(scenario)
-
-
-def test_hosts_of_this_machine_share_the_collector_of_the_engine() -> None:
-    async def scenario() -> None:
-        parts = Parts(elsewhere=False)
-        await parts.handle(COLLECT)
-        parts.telemetry.hosts_attached(hosts("first"))
-        assert parts.collector.did == [(60, 0.5, 2.0), "start"]
-        await parts.telemetry.close()
-        assert parts.collector.did[-1] == "close"
-
-    run(scenario)
+async def test_hosts_of_this_machine_share_the_collector_of_the_engine() -> None:
+    parts = Parts(elsewhere=False)
+    await parts.handle(COLLECT)
+    parts.telemetry.hosts_attached(hosts("first"))
+    assert parts.collector.did == [(60, 0.5, 2.0), "start"]
+    await parts.telemetry.close()
+    assert parts.collector.did[-1] == "close"
 
 
-def test_requests_are_answered_or_fail() -> None:
-    async def scenario() -> None:
-        parts = Parts()
-        await parts.handle(COLLECT)
-        await parts.handle(REQUEST, Fragments((b"{", b"}")))
-        assert parts.sent[-1] == (Values(call=2), [(200, "text/plain", b"/api/query{}")])
-        await parts.handle(TelemetryRequest(call=3, path="/fails"))
-        failed = parts.sent[-1][0]
-        assert isinstance(failed, Failed)
-        assert failed.failure.message == "no such page"
-
-    run(scenario)
+async def test_requests_are_answered_or_fail() -> None:
+    parts = Parts()
+    await parts.handle(COLLECT)
+    await parts.handle(REQUEST, Fragments((b"{", b"}")))
+    assert parts.sent[-1] == (Values(call=2), [(200, "text/plain", b"/api/query{}")])
+    await parts.handle(TelemetryRequest(call=3, path="/fails"))
+    failed = parts.sent[-1][0]
+    assert isinstance(failed, Failed)
+    assert failed.failure.message == "no such page"
 
 
-def test_a_session_that_collects_nothing_says_what_to_call() -> None:
-    async def scenario() -> None:
-        parts = Parts()
-        with pytest.raises(RequestFailed, match=r"call job.enable_telemetry\(\) before job.state\(\)"):
-            await parts.handle(REQUEST)
-        await parts.telemetry.close()
-        assert parts.collector.did == []
-
-    run(scenario)
+async def test_a_session_that_collects_nothing_says_what_to_call() -> None:
+    parts = Parts()
+    with pytest.raises(RequestFailed, match=r"call job.enable_telemetry\(\) before job.state\(\)"):
+        await parts.handle(REQUEST)
+    await parts.telemetry.close()
+    assert parts.collector.did == []

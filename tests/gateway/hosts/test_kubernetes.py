@@ -8,7 +8,8 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import cast
 
 import pytest
@@ -26,43 +27,34 @@ from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_wire.handshake import monarch_version
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import event, job
-from tests.gateway.engine.fakes import async_test
 from tests.gateway.unsupervised import Unsupervised
 from tests.ports import free_port
 from tests.waiting import wait_for
 
-DEADLINE = 60.0
 
-
-def with_hosts(
-    api: FakeApi,
-    test: Callable[[KubernetesHosts], Awaitable[None]],
-    supervisor: Unsupervised | None = None,
-    on_event: Callable[..., None] = lambda *args: None,
-) -> None:
-    async def run() -> None:
-        client, spec = cast("Api", api), job()
-        if not api.left():
-            _create(client, spec)
-        hosts = KubernetesHosts(client, spec, cast("SupervisorLink", supervisor or Unsupervised()))
-        hosts.watch(on_event, on_event)
-        try:
-            await asyncio.wait_for(test(hosts), DEADLINE)
-        finally:
-            await hosts.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def with_hosts(
+    api: FakeApi, supervisor: Unsupervised | None = None, on_event: Callable[..., None] = lambda *args: None
+) -> AsyncIterator[KubernetesHosts]:
+    client, spec = cast("Api", api), job()
+    if not api.left():
+        _create(client, spec)
+    hosts = KubernetesHosts(client, spec, cast("SupervisorLink", supervisor or Unsupervised()))
+    hosts.watch(on_event, on_event)
+    try:
+        yield hosts
+    finally:
+        await hosts.close()
 
 
 def _create(api: Api, spec: JobSpec) -> None:
     objects.create_owned(api, spec, objects.create_parent(api, spec), IgnoreProgress())
 
 
-def test_hosts_are_returned_in_rank_order_once_all_are_ready() -> None:
+async def test_hosts_are_returned_in_rank_order_once_all_are_ready() -> None:
     api = FakeApi()
     api.pods_come_up = False
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         found = asyncio.create_task(hosts.hosts("workers"))
         ready = asyncio.create_task(hosts.wait_ready())
         done, _ = await asyncio.wait([found, ready], timeout=0)
@@ -73,37 +65,28 @@ def test_hosts_are_returned_in_rank_order_once_all_are_ready() -> None:
         assert hosts.meshes() == {"workers": 2}
         assert hosts.present("workers") == found.result()
 
-    with_hosts(api, test)
 
-
-def test_the_first_host_has_the_versions_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_host_has_the_versions_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     async def report(host: Host) -> Host:
         return host.model_copy(update={"python": "3.12.1", "monarch": "0.8.0"})
 
     monkeypatch.setattr(kubernetes, "with_versions", report)
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(FakeApi()) as hosts:
         assert [host.monarch for host in await hosts.hosts("workers")] == ["0.8.0", ""]
 
-    with_hosts(FakeApi(), test)
 
-
-def test_hosts_that_are_not_ready_in_time_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hosts_that_are_not_ready_in_time_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes, "READY_TIMEOUT", 0.05)
     api = FakeApi()
     api.pods_come_up = False
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         with pytest.raises(HostsUnavailable, match=r"only 0 of 2 pods of mesh 'workers' were ready after 0.05 s"):
             await hosts.hosts("workers")
 
-    with_hosts(api, test)
 
-
-def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> None:
+async def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> None:
     api = FakeApi()
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         loop = asyncio.get_running_loop()
         lost: asyncio.Future[tuple[str, str, str]] = loop.create_future()
         restored: asyncio.Future[tuple[str, int, Host]] = loop.create_future()
@@ -117,8 +100,6 @@ def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> None:
         api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
         mesh, rank, host = await restored
         assert (mesh, rank, host.name) == ("workers", 1, "trainer-workers-1")
-
-    with_hosts(api, test)
 
 
 class Noticed:
@@ -145,10 +126,9 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
 WHY = "its pod is being deleted (PreemptionByScheduler: team-b)"
 
 
-def test_there_is_notice_of_a_pod_that_is_being_deleted_before_it_is_lost() -> None:
+async def test_there_is_notice_of_a_pod_that_is_being_deleted_before_it_is_lost() -> None:
     api = FakeApi()
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         noticed = Noticed(hosts)
         await hosts.hosts("workers")
         api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
@@ -156,22 +136,17 @@ def test_there_is_notice_of_a_pod_that_is_being_deleted_before_it_is_lost() -> N
         api.delete("Pod", "trainer-workers-1", "team")
         assert (await noticed.until(2))[1:] == [("workers", "trainer-workers-1", WHY)]
 
-    with_hosts(api, test)
 
-
-def test_a_pod_on_a_node_that_does_not_answer_is_lost_once_its_grace_period_is_over(
+async def test_a_pod_on_a_node_that_does_not_answer_is_lost_once_its_grace_period_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kubernetes, "LATE", -29.9)
     api = FakeApi()
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         noticed = Noticed(hosts)
         await hosts.hosts("workers")
         api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
         assert ("workers", "trainer-workers-1", WHY) in await noticed.until(2)
-
-    with_hosts(api, test)
 
 
 def report_stop(api: FakeApi, name: str, event_name: str = "stop") -> None:
@@ -184,10 +159,9 @@ def report_stop(api: FakeApi, name: str, event_name: str = "stop") -> None:
 STOP = "the kubelet of its node is stopping it (Stopping container worker)"
 
 
-def test_there_is_one_notice_of_a_pod_that_its_kubelet_ends_by_itself() -> None:
+async def test_there_is_one_notice_of_a_pod_that_its_kubelet_ends_by_itself() -> None:
     api = FakeApi()
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         noticed = Noticed(hosts)
         await hosts.hosts("workers")
         report_stop(api, "trainer-others-1", "stop of another job's")
@@ -199,16 +173,13 @@ def test_there_is_one_notice_of_a_pod_that_its_kubelet_ends_by_itself() -> None:
         api.delete("Pod", "trainer-workers-1", "team")
         assert (await noticed.until(3))[2:] == [("workers", "trainer-workers-1", "its pod was deleted")]
 
-    with_hosts(api, test)
 
-
-def test_the_notice_of_a_deletion_is_the_only_one_although_the_events_are_ahead_of_it(
+async def test_the_notice_of_a_deletion_is_the_only_one_although_the_events_are_ahead_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api, asked = FakeApi(), asyncio.Event()
     get = api.get
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         loop = asyncio.get_running_loop()
 
         def get_deleted(kind: str, *which: str) -> object:
@@ -228,11 +199,9 @@ def test_the_notice_of_a_deletion_is_the_only_one_although_the_events_are_ahead_
         api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
         assert await noticed.until(1) == [("workers", "trainer-workers-1", WHY, 30.0)]
 
-    with_hosts(api, test)
-
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     api, asked = FakeApi(), asyncio.Event()
     get = api.get
 
@@ -244,7 +213,7 @@ def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, monkeypa
 
         return get_and_note
 
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         noticed = Noticed(hosts)
         await hosts.hosts("workers")
         if gone:
@@ -258,10 +227,8 @@ def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, monkeypa
         api.delete("Pod", "trainer-workers-1", "team")
         assert await noticed.until(1) == [("workers", "trainer-workers-1", "its pod is being deleted")]
 
-    with_hosts(api, test)
 
-
-def test_a_further_server_reports_the_hosts_that_were_lost_and_replaced_meanwhile() -> None:
+async def test_a_further_server_reports_the_hosts_that_were_lost_and_replaced_meanwhile() -> None:
     api, supervisor = FakeApi(), Unsupervised()
     events: list[tuple[object, ...]] = []
     changed = asyncio.Event()
@@ -270,19 +237,15 @@ def test_a_further_server_reports_the_hosts_that_were_lost_and_replaced_meanwhil
         events.append(args)
         changed.set()
 
-    async def first(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api, supervisor) as hosts:
         await hosts.hosts("workers")
-
-    async def further(hosts: KubernetesHosts) -> None:
-        while len(events) < 2:
-            changed.clear()
-            await changed.wait()
-
-    with_hosts(api, first, supervisor)
     pod = api.get("Pod", "trainer-workers-1", "team")
     api.delete("Pod", "trainer-workers-1", "team")
     api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
-    with_hosts(api, further, supervisor, on_event)
+    async with with_hosts(api, supervisor, on_event):
+        while len(events) < 2:
+            changed.clear()
+            await changed.wait()
     lost, (mesh, rank, host) = events
     assert lost == ("workers", "trainer-workers-1", "its pod was deleted")
     assert (mesh, rank, cast("Host", host).name) == ("workers", 1, "trainer-workers-1")
@@ -301,7 +264,6 @@ def pod() -> Iterator[Host]:
         process.wait()
 
 
-@async_test
 async def test_a_host_that_reports_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes, "TIMEOUT", 0.2)
 
@@ -335,10 +297,9 @@ def scaled(api: FakeApi, hosts: int) -> JobSpec:
     return with_sizes(job(), {"workers": hosts})
 
 
-def test_hosts_that_a_scaled_mesh_no_longer_has_are_removed_and_not_lost() -> None:
+async def test_hosts_that_a_scaled_mesh_no_longer_has_are_removed_and_not_lost() -> None:
     api = FakeApi()
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api) as hosts:
         noticed = Noticed(hosts)
         removed: list[tuple[str, str, str]] = []
         hosts.watch_removals(lambda *args: removed.append(args))
@@ -353,13 +314,10 @@ def test_hosts_that_a_scaled_mesh_no_longer_has_are_removed_and_not_lost() -> No
         assert await noticed.until(1) == [("workers", "trainer-workers-0", "its pod was deleted")]
         assert len(removed) == 1
 
-    with_hosts(api, test)
 
-
-def test_a_mesh_that_grows_waits_for_its_new_hosts_and_restores_one_that_it_had_before() -> None:
+async def test_a_mesh_that_grows_waits_for_its_new_hosts_and_restores_one_that_it_had_before() -> None:
     api, supervisor = FakeApi(), Unsupervised()
-
-    async def test(hosts: KubernetesHosts) -> None:
+    async with with_hosts(api, supervisor) as hosts:
         noticed = Noticed(hosts)
         await hosts.hosts("workers")
         hosts.resize(scaled(api, 1))
@@ -380,5 +338,3 @@ def test_a_mesh_that_grows_waits_for_its_new_hosts_and_restores_one_that_it_had_
         hosts.resize(with_sizes(job(), {"workers": 2}))
         hosts.resize(spec)  # the pods were ready before
         assert [event[:2] for event in noticed.events] == [("workers", 1), ("workers", 2)]
-
-    with_hosts(api, test, supervisor)

@@ -97,19 +97,16 @@ def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None:
     with_hosts(test, workers=1)
 
 
-def test_a_host_that_fails_to_start_is_reported_with_its_last_output() -> None:
-    async def run() -> None:
-        supervisor = Unsupervised()
-        environment = {**os.environ, "PYTHONPATH": "", "PYTHONHOME": "/nowhere"}
-        hosts = LocalHosts({"workers": 1}, environment, cast("SupervisorLink", supervisor))
-        try:
-            with pytest.raises(HostsUnavailable, match="Its last output: "):
-                await asyncio.wait_for(hosts.hosts("workers"), DEADLINE)
-        finally:
-            await hosts.close()
-            supervisor.close()
-
-    asyncio.run(run())
+async def test_a_host_that_fails_to_start_is_reported_with_its_last_output() -> None:
+    supervisor = Unsupervised()
+    environment = {**os.environ, "PYTHONPATH": "", "PYTHONHOME": "/nowhere"}
+    hosts = LocalHosts({"workers": 1}, environment, cast("SupervisorLink", supervisor))
+    try:
+        with pytest.raises(HostsUnavailable, match="Its last output: "):
+            await asyncio.wait_for(hosts.hosts("workers"), DEADLINE)
+    finally:
+        await hosts.close()
+        supervisor.close()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 import pytest
@@ -12,7 +13,6 @@ from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.server import Server, listen
 from tests.gateway.captured_logs import capture_logs
 
-DEADLINE = 60.0
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -20,44 +20,40 @@ async def hello(_request: Request, _connection: object) -> Response | None:
     return Response(HTTPStatus.OK, {"hello": "world"})
 
 
-def with_server(test: Callable[[Dial], Awaitable[None]], **options: float) -> None:
-    async def run() -> None:
-        listener = listen("127.0.0.1", 0)
-        port = listener.getsockname()[1]
-        server = Server([listener], hello, **options)  # type: ignore[arg-type]
-        serving = asyncio.create_task(server.serve())
-        writers: list[asyncio.StreamWriter] = []
+@asynccontextmanager
+async def with_server(**options: float) -> AsyncIterator[Dial]:
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = Server([listener], hello, **options)  # type: ignore[arg-type]
+    serving = asyncio.create_task(server.serve())
+    writers: list[asyncio.StreamWriter] = []
 
-        async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writers.append(writer)
-            return reader, writer
+    async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(writer)
+        return reader, writer
 
-        try:
-            await asyncio.wait_for(test(dial), DEADLINE)
-        finally:
-            for writer in writers:
-                writer.close()
-            serving.cancel()
-            await server.close()
-
-    asyncio.run(run())
+    try:
+        yield dial
+    finally:
+        for writer in writers:
+            writer.close()
+        serving.cancel()
+        await server.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
-def test_an_incomplete_head_times_out(sent: bytes) -> None:
-    async def test(dial: Dial) -> None:
+async def test_an_incomplete_head_times_out(sent: bytes) -> None:
+    async with with_server(head_timeout=0.05) as dial:
         reader, writer = await dial()
         writer.write(sent)
         response = await reader.read()
         assert response.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert b"no complete request within 0.05 s" in response
 
-    with_server(test, head_timeout=0.05)
 
-
-def test_sending_slowly_does_not_extend_the_timeout() -> None:
-    async def test(dial: Dial) -> None:
+async def test_sending_slowly_does_not_extend_the_timeout() -> None:
+    async with with_server(head_timeout=0.2) as dial:
         reader, writer = await dial()
 
         async def dribble() -> None:
@@ -70,11 +66,9 @@ def test_sending_slowly_does_not_extend_the_timeout() -> None:
         dribbling.cancel()
         assert response.startswith(b"HTTP/1.1 408 ")
 
-    with_server(test, head_timeout=0.2)
 
-
-def test_above_the_limit_the_oldest_pending_connection_is_closed() -> None:
-    async def test(dial: Dial) -> None:
+async def test_above_the_limit_the_oldest_pending_connection_is_closed() -> None:
+    async with with_server(max_pending=3) as dial:
         pending = [await dial() for _ in range(3)]
         reader, writer = await dial()
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -84,29 +78,26 @@ def test_above_the_limit_the_oldest_pending_connection_is_closed() -> None:
             other_writer.write(b"GET / HTTP/1.1\r\n\r\n")
             assert (await other_reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
 
-    with_server(test, max_pending=3)
 
-
-def test_a_burst_of_connections_does_not_exceed_the_limit_and_is_counted_in_the_log() -> None:
+async def test_a_burst_of_connections_does_not_exceed_the_limit_and_is_counted_in_the_log() -> None:
     limit, burst = 8, 200
 
-    async def test(dial: Dial) -> None:
-        readers = [reader for reader, _ in await asyncio.gather(*(dial() for _ in range(burst)))]
-        ends = [asyncio.ensure_future(reader.read()) for reader in readers]
-        while sum(end.done() for end in ends) < burst - limit:
-            await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-
     with capture_logs() as events:
-        with_server(test, max_pending=limit)
+        async with with_server(max_pending=limit) as dial:
+            readers = [reader for reader, _ in await asyncio.gather(*(dial() for _ in range(burst)))]
+            ends = [asyncio.ensure_future(reader.read()) for reader in readers]
+            while sum(end.done() for end in ends) < burst - limit:
+                await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
     closed = [event["closed"] for event in events if event["event"].startswith("too many pending connections")]
     assert sum(closed) == burst - limit
     assert len(closed) <= 2
 
 
-def test_a_thousand_requests_leave_no_connection_open() -> None:
-    async def test(dial: Dial) -> None:
+async def test_a_thousand_requests_leave_no_connection_open() -> None:
+    async with with_server() as dial:
+
         async def get() -> None:
             reader, writer = await dial()
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -116,34 +107,27 @@ def test_a_thousand_requests_leave_no_connection_open() -> None:
         for _ in range(20):
             await asyncio.gather(*(get() for _ in range(50)))
 
-    with_server(test)
 
-
-def test_a_client_that_is_still_sending_reads_the_whole_response() -> None:
-    async def test(dial: Dial) -> None:
+async def test_a_client_that_is_still_sending_reads_the_whole_response() -> None:
+    async with with_server() as dial:
         reader, writer = await dial()
         writer.write(b"GET / HTTP/1.1\r\nA: " + b"a" * 60_000)
         response = await reader.read()
         assert response.startswith(b"HTTP/1.1 431 ")
         assert response.endswith(b'16384 bytes"}\n')
 
-    with_server(test)
 
+async def test_a_failing_handler_fails_only_its_request() -> None:
+    async def fail(_request: Request, _connection: object) -> Response | None:
+        raise ZeroDivisionError
 
-def test_a_failing_handler_fails_only_its_request() -> None:
-    async def run() -> None:
-        async def fail(_request: Request, _connection: object) -> Response | None:
-            raise ZeroDivisionError
-
-        listener = listen("127.0.0.1", 0)
-        server = Server([listener], fail)
-        serving = asyncio.create_task(server.serve())
-        for _ in range(2):
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 500 ")
-            writer.close()
-        serving.cancel()
-        await server.close()
-
-    asyncio.run(run())
+    listener = listen("127.0.0.1", 0)
+    server = Server([listener], fail)
+    serving = asyncio.create_task(server.serve())
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 500 ")
+        writer.close()
+    serving.cancel()
+    await server.close()

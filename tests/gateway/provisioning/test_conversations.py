@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -49,14 +49,6 @@ async def serving() -> AsyncIterator[tuple[str, Conversations[str]]]:
         await server.close()
 
 
-def run(test: Callable[[str, Conversations[str]], Awaitable[None]]) -> None:
-    async def served() -> None:
-        async with serving() as (address, conversations):
-            await asyncio.wait_for(test(address, conversations), 20)
-
-    asyncio.run(served())
-
-
 def dial(address: str, **headers: str) -> connect:
     return connect(f"ws:{address}/v1/jobs", additional_headers=headers, proxy=None)
 
@@ -69,17 +61,14 @@ def get(address: str, path: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
-def test_an_authenticated_caller_converses() -> None:
-    async def test(address: str, conversations: Conversations[str]) -> None:
-        async with dial(address, Authorization="Bearer alice") as connection:
-            await connection.send("hello")
-            assert await connection.recv() == "alice at 127.0.0.1: hello"
-
-    run(test)
+async def test_an_authenticated_caller_converses() -> None:
+    async with serving() as (address, _), dial(address, Authorization="Bearer alice") as connection:
+        await connection.send("hello")
+        assert await connection.recv() == "alice at 127.0.0.1: hello"
 
 
-def test_a_caller_sees_that_a_gateway_has_opened_the_websocket() -> None:
-    async def test(address: str, conversations: Conversations[str]) -> None:
+async def test_a_caller_sees_that_a_gateway_has_opened_the_websocket() -> None:
+    async with serving() as (address, _):
         nonce = new_nonce()
         async with dial(address, Authorization="Bearer alice", **{NONCE_HEADER: nonce}) as connection:
             prover = Prover.of_request(nonce, "alice")
@@ -87,18 +76,14 @@ def test_a_caller_sees_that_a_gateway_has_opened_the_websocket() -> None:
             assert connection.response is not None
             assert prover.prover_of(connection.response.headers.get(PROOF_HEADER), 101) == ANY_GATEWAY
 
-    run(test)
 
-
-def test_a_denied_caller_gets_the_reason_and_is_recorded() -> None:
-    async def test(address: str, conversations: Conversations[str]) -> None:
-        with pytest.raises(InvalidStatus) as caught:
-            await dial(address)
+async def test_a_denied_caller_gets_the_reason_and_is_recorded() -> None:
+    with capture_logs() as events:
+        async with serving() as (address, _):
+            with pytest.raises(InvalidStatus) as caught:
+                await dial(address)
         assert caught.value.response.status_code == HTTPStatus.UNAUTHORIZED
         assert b"no token was presented" in (caught.value.response.body or b"")
-
-    with capture_logs() as events:
-        run(test)
     (recorded,) = (event for event in events if event["event"] == "audit")
     assert (recorded["outcome"], recorded["reason"]) == ("refused", "no token was presented")
 
@@ -110,21 +95,16 @@ def test_a_denied_caller_gets_the_reason_and_is_recorded() -> None:
         ("/v1/job", HTTPStatus.NOT_FOUND, "not /v1/job"),
     ],
 )
-def test_other_requests_are_rejected_with_the_reason(path: str, status: HTTPStatus, reason: str) -> None:
-    async def test(address: str, conversations: Conversations[str]) -> None:
+async def test_other_requests_are_rejected_with_the_reason(path: str, status: HTTPStatus, reason: str) -> None:
+    async with serving() as (address, _):
         answered, body = await asyncio.to_thread(get, address, path)
         assert (answered, reason in body) == (status, True)
 
-    run(test)
 
-
-def test_closing_ends_open_conversations() -> None:
-    async def test(address: str, conversations: Conversations[str]) -> None:
-        async with dial(address, Authorization="Bearer alice") as connection:
-            await connection.send("hello")
+async def test_closing_ends_open_conversations() -> None:
+    async with serving() as (address, conversations), dial(address, Authorization="Bearer alice") as connection:
+        await connection.send("hello")
+        await connection.recv()
+        await conversations.close()
+        with pytest.raises(ConnectionClosed):
             await connection.recv()
-            await conversations.close()
-            with pytest.raises(ConnectionClosed):
-                await connection.recv()
-
-    run(test)

@@ -516,7 +516,7 @@ def test_an_abandoned_request_deletes_only_a_job_that_it_created(
     assert (("ConfigMap", "team", "trainer") in api.left()) is existed
 
 
-def test_a_caller_that_is_back_has_no_time_limit() -> None:
+async def test_a_caller_that_is_back_has_no_time_limit() -> None:
     class Connection:
         """A connection that ends when ``cut`` is set."""
 
@@ -531,25 +531,22 @@ def test_a_caller_that_is_back_has_no_time_limit() -> None:
         async def send(self, text: str) -> bool:
             return not self.cut.is_set()
 
-    async def test() -> None:
-        released = threading.Event()
+    released = threading.Event()
 
-        def start(progress: object) -> NoReturn:
-            released.wait()
-            raise KubernetesError("released")
+    def start(progress: object) -> NoReturn:
+        released.wait()
+        raise KubernetesError("released")
 
-        jobs = PendingJobs(lambda job: None)
-        job = jobs.get_or_start(("alice", "trainer"), start)
-        first, second = Connection(), Connection()
-        first.cut.set()
-        await job.follow(first)  # type: ignore[arg-type]
-        limit = job._abandon_timer
-        following = asyncio.create_task(job.follow(second))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        cancelled = limit is not None and limit.cancelled()
-        released.set()
-        await following
-        await jobs.close()
-        assert cancelled
-
-    asyncio.run(test())
+    jobs = PendingJobs(lambda job: None)
+    job = jobs.get_or_start(("alice", "trainer"), start)
+    first, second = Connection(), Connection()
+    first.cut.set()
+    await job.follow(first)  # type: ignore[arg-type]
+    limit = job._abandon_timer
+    following = asyncio.create_task(job.follow(second))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    cancelled = limit is not None and limit.cancelled()
+    released.set()
+    await following
+    await jobs.close()
+    assert cancelled

@@ -300,25 +300,22 @@ def test_the_status_is_put_together_beside_other_requests(gateway: Gateway, remo
         assert (runs[name]["state"], runs[name]["command"]) == ("succeeded", [])
 
 
-def test_a_run_that_begins_while_the_status_is_put_together_is_not_lost(
+async def test_a_run_that_begins_while_the_status_is_put_together_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        place = service.Place({}, {}, dict)
-        runs = service.Service(place, Unsupervised(), asyncio.Event(), ended=lambda name: None)
-        monkeypatch.setattr(runs, "_directory", tmp_path)
-        submission = Submission.model_validate({**VALID, "name": "again"})
-        RunDirectory(tmp_path / "again").create(Submitted(submission=submission, owner="job", time=0, variables={}))
+    place = service.Place({}, {}, dict)
+    runs = service.Service(place, Unsupervised(), asyncio.Event(), ended=lambda name: None)
+    monkeypatch.setattr(runs, "_directory", tmp_path)
+    submission = Submission.model_validate({**VALID, "name": "again"})
+    RunDirectory(tmp_path / "again").create(Submitted(submission=submission, owner="job", time=0, variables={}))
 
-        async def read_before_it_begins(function: Callable[[], object]) -> object:
-            found = function()
-            monkeypatch.setitem(runs._runners, "again", None)
-            return found
+    async def read_before_it_begins(function: Callable[[], object]) -> object:
+        found = function()
+        monkeypatch.setitem(runs._runners, "again", None)
+        return found
 
-        monkeypatch.setattr(service.asyncio, "to_thread", read_before_it_begins)
-        assert [run.state for run in await runs.statuses()] == ["starting"]
-
-    asyncio.run(test())
+    monkeypatch.setattr(service.asyncio, "to_thread", read_before_it_begins)
+    assert [run.state for run in await runs.statuses()] == ["starting"]
 
 
 def test_a_repeated_submission_starts_nothing_again(gateway: Gateway) -> None:

@@ -144,12 +144,9 @@ def test_messages_pass_in_both_directions() -> None:
     with_pool(test, size=1)
 
 
-def test_a_missing_program_raises() -> None:
-    async def run() -> None:
-        with pytest.raises(FileNotFoundError):
-            EngineProcess.start(cast("SupervisorLink", Unsupervised()), ["/nowhere/at/all"], os.environ)
-
-    asyncio.run(run())
+async def test_a_missing_program_raises() -> None:
+    with pytest.raises(FileNotFoundError):
+        EngineProcess.start(cast("SupervisorLink", Unsupervised()), ["/nowhere/at/all"], os.environ)
 
 
 def test_an_engine_gets_the_descriptor_for_output() -> None:

@@ -10,7 +10,8 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -225,24 +226,22 @@ class Managed:
         self.client.close()
 
 
-def managed(test: Callable[[Managed], Awaitable[None]], hosts: HostProvider | None = None) -> None:
-    async def run() -> None:
-        with_fake = Managed(hosts or StaticHosts({}))
-        try:
-            await asyncio.wait_for(test(with_fake), 20)
-        finally:
-            await with_fake.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def managed(hosts: HostProvider | None = None) -> AsyncIterator[Managed]:
+    with_fake = Managed(hosts or StaticHosts({}))
+    try:
+        yield with_fake
+    finally:
+        await with_fake.close()
 
 
-def test_a_message_that_the_manager_cannot_handle_ends_its_session_with_the_reason(
+async def test_a_message_that_the_manager_cannot_handle_ends_its_session_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    async def test(with_fake: Managed) -> None:
+    async with managed() as with_fake:
         monkeypatch.setattr(with_fake.table, "add_mesh", fail)
         with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
         for _ in range(2):
@@ -251,49 +250,40 @@ def test_a_message_that_the_manager_cannot_handle_ends_its_session_with_the_reas
             assert (gone.kind, gone.output) == ("died", "the last words")
             assert "ZeroDivisionError('a bug')" in gone.reason
 
-    managed(test)
 
-
-def test_the_server_does_not_respond_on_a_connection_that_an_engine_may_have_taken() -> None:
-    async def test(with_fake: Managed) -> None:
+async def test_the_server_does_not_respond_on_a_connection_that_an_engine_may_have_taken() -> None:
+    async with managed() as with_fake:
         connecting = with_fake.manager.connect(with_fake.request, with_fake.connection)
         assert await asyncio.wait_for(connecting, 0.05) is None
         assert any(isinstance(message, NewConnection) for message in with_fake.engine.sent)
 
-    managed(test)
 
-
-def test_the_channel_of_an_engine_that_does_not_end_is_closed_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_channel_of_an_engine_that_does_not_end_is_closed_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
     for timeout in ("STOP_TIMEOUT", "EXIT_TIMEOUT"):
         monkeypatch.setattr(f"meshgate_gateway.sessions.session_manager.{timeout}", 0.01)
     monkeypatch.setattr(FakeEngine, "kill", lambda engine: None)
-
-    async def test(with_fake: Managed) -> None:
+    async with managed() as with_fake:
         with_fake.engine.messages.put_nowait(ClientConnected())
         await with_fake.manager.connect(with_fake.request, with_fake.connection)
         await with_fake.manager.close("the test is over")
         await with_fake.engine.closed.wait()
 
-    managed(test)
 
-
-def test_an_engine_whose_hosts_cannot_be_found_gets_the_reason() -> None:
+async def test_an_engine_whose_hosts_cannot_be_found_gets_the_reason() -> None:
     class Broken(StaticHosts):
         async def hosts(self, mesh: str) -> tuple[Host, ...]:
             raise ZeroDivisionError("a bug")
 
-    async def test(with_fake: Managed) -> None:
+    async with managed(Broken({})) as with_fake:
         with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
         with_fake.engine.messages.put_nowait(ClientConnected())
         assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
         (reply,) = (sent for sent in with_fake.engine.sent if isinstance(sent, HostsReply))
         assert "ZeroDivisionError('a bug')" in str(reply.error)
 
-    managed(test, Broken({}))
 
-
-def test_a_lease_that_began_under_an_earlier_server_counts_on() -> None:
-    async def test(with_fake: Managed) -> None:
+async def test_a_lease_that_began_under_an_earlier_server_counts_on() -> None:
+    async with managed() as with_fake:
         with_fake.engine.adopted, with_fake.engine.owner, with_fake.engine.meshes = True, "owner", frozenset()
         with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
         assert with_fake.table.next_expiry() is None
@@ -303,18 +293,14 @@ def test_a_lease_that_began_under_an_earlier_server_counts_on() -> None:
         left = (with_fake.table.next_expiry() or 0) - asyncio.get_running_loop().time()
         assert left <= 10
 
-    managed(test)
 
-
-def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
-    async def test(with_fake: Managed) -> None:
+async def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
+    async with managed() as with_fake:
         with_fake.engine.adopted, with_fake.engine.owner, with_fake.engine.meshes = True, "owner", frozenset()
         with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
         with_fake.engine.kill()
         await asyncio.wait(with_fake.manager._serving.values())
         assert with_fake.table.gone["0" * 32].kind == "ended"
-
-    managed(test)
 
 
 # --- settings that need a server of their own -------------------------------------------------------------
@@ -359,8 +345,8 @@ def test_a_session_is_not_ended_by_a_request_that_must_not() -> None:
         assert connection.command("describe")["pid"]
 
 
-def test_the_end_of_the_job_is_reported_to_all_sessions_also_those_that_begin_later() -> None:
-    async def test(with_fake: Managed) -> None:
+async def test_the_end_of_the_job_is_reported_to_all_sessions_also_those_that_begin_later() -> None:
+    async with managed() as with_fake:
         with_fake.engine.owner, with_fake.engine.meshes = "alice", frozenset()
         with_fake.manager.job_ending(JobEnd("its time limit", time.time() + 60, "a line"))
         with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
@@ -373,11 +359,9 @@ def test_the_end_of_the_job_is_reported_to_all_sessions_also_those_that_begin_la
         assert withdrawn == JobEnding()
         assert last == JobEnding(reason="its time limit", seconds=0.0, notice="another line")
 
-    managed(test)
 
-
-def test_only_the_identity_of_a_session_ends_it() -> None:
-    async def test(with_fake: Managed) -> None:
+async def test_only_the_identity_of_a_session_ends_it() -> None:
+    async with managed() as with_fake:
         with_fake.engine.owner, with_fake.engine.meshes = "alice", frozenset()
         with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
         refused = with_fake.manager.end("0" * 32, "bob", "no reason")
@@ -391,8 +375,6 @@ def test_only_the_identity_of_a_session_ends_it() -> None:
         await ending
         assert with_fake.manager.end("0" * 32, "alice", "another reason") is None
         assert with_fake.table.gone["0" * 32].reason == "a reason"
-
-    managed(test)
 
 
 def test_the_number_of_sessions_is_limited() -> None:
@@ -499,10 +481,10 @@ def test_hosts_are_reaped_once_no_other_session_uses_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_session_gets_its_hosts_once_every_reaper_of_the_mesh_is_done(
+async def test_a_session_gets_its_hosts_once_every_reaper_of_the_mesh_is_done(
     monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
 ) -> None:
-    async def test(with_fake: Managed) -> None:
+    async with managed(StaticHosts({"workers": ("ipc:///nowhere/a",)})) as with_fake:
         reapers = [asyncio.get_running_loop().create_future() for _ in order]
         started = iter(reapers)
         monkeypatch.setattr(with_fake.manager, "_run_reaper", lambda meshes, hosts: asyncio.wait([next(started)]))
@@ -518,8 +500,6 @@ def test_a_session_gets_its_hosts_once_every_reaper_of_the_mesh_is_done(
                 await asyncio.sleep(0)
         assert [each for each in with_fake.engine.sent if isinstance(each, HostsReply)]
         assert not with_fake.manager._reaping
-
-    managed(test, StaticHosts({"workers": ("ipc:///nowhere/a",)}))
 
 
 def test_a_session_that_ended_in_order_or_used_no_hosts_needs_no_reaping(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -40,36 +41,29 @@ class Large(Content):
         return Directory({**self.tree(model).entries, b"large": self.file})
 
 
-def run(tmp_path: Path, content: Content, count: int, scenario: Callable[[Job], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with job(tmp_path / "gateway", content) as made:
-            starting = [HostProcess.start(f"h{number}", tmp_path / f"h{number}") for number in range(count)]
-            await made.add(await asyncio.gather(*starting))
-            await scenario(made)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(tmp_path: Path, content: Content, count: int) -> AsyncIterator[Job]:
+    async with job(tmp_path / "gateway", content) as made:
+        starting = [HostProcess.start(f"h{number}", tmp_path / f"h{number}") for number in range(count)]
+        await made.add(await asyncio.gather(*starting))
+        yield made
 
 
-def test_expected_hosts_count_as_not_ready(tmp_path: Path) -> None:
+async def test_expected_hosts_count_as_not_ready(tmp_path: Path) -> None:
     content = Content()
-
-    async def main() -> None:
-        async with job(tmp_path / "gateway", content) as made:
-            made.distributor.expect_hosts(["h0", "late"])
-            await made.add([await HostProcess.start("h0", tmp_path / "h0")])
-            await made.distribute(content.tree(MODEL))
-            assert made.last is not None
-            assert (made.last.ready, made.last.hosts) == ({"h0"}, 2)
-            made.distributor.remove_host("late", None)
-            assert made.last.hosts == 1
-
-    asyncio.run(main())
+    async with job(tmp_path / "gateway", content) as made:
+        made.distributor.expect_hosts(["h0", "late"])
+        await made.add([await HostProcess.start("h0", tmp_path / "h0")])
+        await made.distribute(content.tree(MODEL))
+        assert made.last is not None
+        assert (made.last.ready, made.last.hosts) == ({"h0"}, 2)
+        made.distributor.remove_host("late", None)
+        assert made.last.hosts == 1
 
 
-def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
+async def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
     content = Large(1)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 16) as job:
         model = dict(MODEL)
         before = content.with_large(model)
         await job.distribute(before)
@@ -87,15 +81,14 @@ def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
         assert job.last is not None
         assert (len(job.last.ready), job.last.hosts) == (16, 16)
 
-    run(tmp_path, content, 16, scenario)
 
-
-def test_no_more_than_a_window_is_requested_from_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_than_a_window_is_requested_from_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("meshgate_sync.transport.runner._REQUEST_WINDOW", 1_000_000)
     content = Large(4)
     tree = content.with_large(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 1) as job:
         job.withhold = True
         job.publish(tree)
         await asyncio.wait_for(until(lambda: job.requested > 0), 30)
@@ -105,14 +98,11 @@ def test_no_more_than_a_window_is_requested_from_the_client(tmp_path: Path, monk
         await job.distributor.wait(tree.digest, job.hosts, 60)
         assert on_disk(job.hosts["h0"].snapshot(tree)) == plain({**MODEL, b"large": content.data})
 
-    run(tmp_path, content, 1, scenario)
 
-
-def test_a_host_killed_midway_delays_no_other_and_catches_up(tmp_path: Path) -> None:
+async def test_a_host_killed_midway_delays_no_other_and_catches_up(tmp_path: Path) -> None:
     content = Large(4)
     tree = content.with_large(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 6) as job:
         job.withhold = True
         job.publish(tree)
         await asyncio.wait_for(until(lambda: job.requested > 0), 30)
@@ -132,14 +122,11 @@ def test_a_host_killed_midway_delays_no_other_and_catches_up(tmp_path: Path) -> 
         for host in job.hosts.values():
             assert on_disk(host.snapshot(tree)) == plain({**MODEL, b"large": content.data})
 
-    run(tmp_path, content, 6, scenario)
 
-
-def test_a_restarted_host_keeps_its_routes(tmp_path: Path) -> None:
+async def test_a_restarted_host_keeps_its_routes(tmp_path: Path) -> None:
     content = Content()
     tree = content.tree(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 4) as job:
         assert job.distributor.parent_of("h9") is None
         before = job.distributor.add_hosts([HostSlot("h3")])
         assert job.distributor.parent_of("h3") == before["h3"].control[0]
@@ -148,14 +135,11 @@ def test_a_restarted_host_keeps_its_routes(tmp_path: Path) -> None:
         assert job.distributor.add_hosts([HostSlot("h3")]) == before  # otherwise two hosts could wait for each other
         await job.distribute(tree)
 
-    run(tmp_path, content, 4, scenario)
 
-
-def test_a_lost_host_fails_waiters_at_once_and_counts_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_lost_host_fails_waiters_at_once_and_counts_until_it_is_back(tmp_path: Path) -> None:
     content = Content()
     tree = content.tree(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 2) as job:
         await job.distribute(tree)
         waiting = asyncio.ensure_future(job.distributor.wait(b"r" * 32, ["h1"], 60))
         await asyncio.sleep(0)
@@ -171,11 +155,9 @@ def test_a_lost_host_fails_waiters_at_once_and_counts_until_it_is_back(tmp_path:
         await job.distributor.wait(tree.digest, ["h0", "h1"], 60)
         assert (job.last.ready, job.last.failed, job.last.hosts) == ({"h0", "h1"}, {}, 2)
 
-    run(tmp_path, content, 2, scenario)
 
-
-def test_a_host_that_cannot_reach_its_parent_reports_why(tmp_path: Path) -> None:
-    async def scenario(job: Job) -> None:
+async def test_a_host_that_cannot_reach_its_parent_reports_why(tmp_path: Path) -> None:
+    async with running(tmp_path, Content(), 0) as job:
         late = await HostProcess.start("late", tmp_path / "late")
         (routes,) = job.distributor.add_hosts([HostSlot("late")]).values()
         await late.configure(
@@ -188,14 +170,11 @@ def test_a_host_that_cannot_reach_its_parent_reports_why(tmp_path: Path) -> None
         ):
             await job.distributor.wait(b"r" * 32, ["late"], 0.01)
 
-    run(tmp_path, Content(), 0, scenario)
 
-
-def test_a_frozen_host_is_routed_around(tmp_path: Path) -> None:
+async def test_a_frozen_host_is_routed_around(tmp_path: Path) -> None:
     content = Large(2)
     tree = content.with_large(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 10) as job:
         await job.distribute(content.tree({b"first": b"1"}))
         job.hosts["h1"].freeze()
         job.publish(tree, content.tree({b"first": b"1"}))
@@ -205,24 +184,19 @@ def test_a_frozen_host_is_routed_around(tmp_path: Path) -> None:
             job.hosts["h1"].thaw()
         await job.distributor.wait(tree.digest, ["h1"], 60)
 
-    run(tmp_path, content, 10, scenario)
 
-
-def test_a_full_disk_fails_only_its_own_host(tmp_path: Path) -> None:
+async def test_a_full_disk_fails_only_its_own_host(tmp_path: Path) -> None:
     content = Large(2)
     tree = content.with_large(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 3) as job:
         await job.add([await HostProcess.start("small", tmp_path / "small", space=1_000_000)])
         job.publish(tree)
         await job.distributor.wait(tree.digest, ["h0", "h1", "h2"], 60)
         with pytest.raises(HostsBehind, match="small: no space left on the disk that holds"):
             await job.distributor.wait(tree.digest, job.hosts, 60)
 
-    run(tmp_path, content, 3, scenario)
 
-
-def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(
+async def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = Content()
@@ -231,7 +205,7 @@ def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(
     def full(*_: object) -> None:
         raise StoreFull("the gateway's home", 0)
 
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 2) as job:
         with monkeypatch.context() as patch:
             patch.setattr(job.distributor._store, "add", full)
             for host in job.hosts.values():
@@ -249,12 +223,10 @@ def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(
         job.publish(tree)
         await job.distributor.wait(tree.digest, job.hosts, 60)
         assert (job.last.failed, job.last.ready) == ({}, {"h0", "h1"})
-
-    run(tmp_path, content, 2, scenario)
     assert "unexpected error" not in caplog.text
 
 
-def test_two_drivers_distribute_versions_to_the_same_hosts(tmp_path: Path) -> None:
+async def test_two_drivers_distribute_versions_to_the_same_hosts(tmp_path: Path) -> None:
     one, two = Large(1), Content()
     first, second = one.with_large(MODEL), two.tree({b"other": b"project"})
 
@@ -272,31 +244,24 @@ def test_two_drivers_distribute_versions_to_the_same_hosts(tmp_path: Path) -> No
                 with open_version(str(home), before.digest.hex()) as version:
                     assert on_disk(version.path)[b"n"] == b"%d" % (edits - 1)
 
-    async def main() -> None:
-        await asyncio.gather(driver("one", one, first, 8), driver("two", two, second, 12))
-
-    asyncio.run(main())
+    await asyncio.gather(driver("one", one, first, 8), driver("two", two, second, 12))
 
 
-def test_wait_may_come_before_publish(tmp_path: Path) -> None:
+async def test_wait_may_come_before_publish(tmp_path: Path) -> None:
     content = Content()
     tree = content.tree(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 2) as job:
         waiting = asyncio.ensure_future(job.distributor.wait(tree.digest, job.hosts, 30))
         await asyncio.sleep(0)
         job.publish(tree, inline=True)
         await waiting
         assert job.requested == 0
 
-    run(tmp_path, content, 2, scenario)
 
-
-def test_a_retired_version_is_distributed_again_when_it_is_needed(tmp_path: Path) -> None:
+async def test_a_retired_version_is_distributed_again_when_it_is_needed(tmp_path: Path) -> None:
     content = Content()
     first, second = content.tree(MODEL), content.tree({b"a": b"2"})
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 2) as job:
         job.publish(first)
         await job.distributor.tracker.wait(first.digest, job.hosts, 30)
         job.publish(second, first)
@@ -313,14 +278,11 @@ def test_a_retired_version_is_distributed_again_when_it_is_needed(tmp_path: Path
         assert job.requested == asked
         assert job.distributor.current == first.digest
 
-    run(tmp_path, content, 2, scenario)
 
-
-def test_a_version_published_again_is_not_ready_on_hosts_that_collected_it(tmp_path: Path) -> None:
+async def test_a_version_published_again_is_not_ready_on_hosts_that_collected_it(tmp_path: Path) -> None:
     content = Content()
     first, second = content.tree(MODEL), content.tree({b"a": b"2"})
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 2) as job:
         await job.distribute(first)
         await job.distribute(second, first)
         for host in job.hosts.values():
@@ -330,30 +292,23 @@ def test_a_version_published_again_is_not_ready_on_hosts_that_collected_it(tmp_p
         for host in job.hosts.values():
             assert on_disk(host.snapshot(first)) == plain(MODEL)
 
-    run(tmp_path, content, 2, scenario)
 
-
-def test_a_restarted_gateway_has_its_versions(tmp_path: Path) -> None:
+async def test_a_restarted_gateway_has_its_versions(tmp_path: Path) -> None:
     content = Content()
     tree = content.tree(MODEL)
-
-    async def scenario(job: Job) -> None:
-        if job.distributor.has_base(tree.digest):
-            job.distributor.publish(tree.digest)
-            await job.distributor.wait(tree.digest, job.hosts, 30)
-            assert job.requested == 0
-        else:
-            await job.distribute(tree)
-
-    for _ in range(2):
-        run(tmp_path, content, 1, scenario)
+    async with running(tmp_path, content, 1) as job:
+        await job.distribute(tree)
+    async with running(tmp_path, content, 1) as job:
+        assert job.distributor.has_base(tree.digest)
+        job.distributor.publish(tree.digest)
+        await job.distributor.wait(tree.digest, job.hosts, 30)
+        assert job.requested == 0
 
 
-def test_what_a_process_writes_into_its_version_is_not_in_the_next(tmp_path: Path) -> None:
+async def test_what_a_process_writes_into_its_version_is_not_in_the_next(tmp_path: Path) -> None:
     content = Content()
     first, second = content.tree(MODEL), content.tree({**MODEL, b"new": b"2"})
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 2) as job:
         await job.distribute(first)
         for host in job.hosts.values():
             with open_version(str(host.home), first.digest.hex()) as version:
@@ -364,14 +319,11 @@ def test_what_a_process_writes_into_its_version_is_not_in_the_next(tmp_path: Pat
             assert on_disk(version.path) == plain({**MODEL, b"new": b"2"})
             version.close()
 
-    run(tmp_path, content, 2, scenario)
 
-
-def test_invalid_offers_are_rejected(tmp_path: Path) -> None:
+async def test_invalid_offers_are_rejected(tmp_path: Path) -> None:
     content = Content()
     tree = content.tree(MODEL)
-
-    async def scenario(job: Job) -> None:
+    async with running(tmp_path, content, 1) as job:
         with pytest.raises(BaseUnknown):
             job.publish(tree, content.tree({b"never": b"seen"}))
         with pytest.raises(BaseUnknown):
@@ -379,8 +331,6 @@ def test_invalid_offers_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(MalformedMessage, match="its delta leads to"):
             job.distributor.publish(b"r" * 32, b"MGD1" + bytes(64) + bytes(4))
         await job.distribute(tree)
-
-    run(tmp_path, content, 1, scenario)
 
 
 def overwrite(path: Path) -> None:
@@ -394,113 +344,91 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_waiting_ends_when_the_last_host_is_ready() -> None:
-    async def run() -> None:
-        tracker = VersionTracker()
-        waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
-        await asyncio.sleep(0)
-        assert tracker.is_awaited(ROOT)
-        tracker.add(ROOT, ["a"], {})
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        tracker.add(ROOT, ["b", "c"], {})
-        await waiting
-        assert not tracker.is_awaited(ROOT)
-        await tracker.wait(ROOT, ["a"], 0)
-
-    asyncio.run(run())
+async def test_waiting_ends_when_the_last_host_is_ready() -> None:
+    tracker = VersionTracker()
+    waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
+    await asyncio.sleep(0)
+    assert tracker.is_awaited(ROOT)
+    tracker.add(ROOT, ["a"], {})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    tracker.add(ROOT, ["b", "c"], {})
+    await waiting
+    assert not tracker.is_awaited(ROOT)
+    await tracker.wait(ROOT, ["a"], 0)
 
 
-def test_a_wait_that_is_cancelled_as_a_host_reports_ends() -> None:
+async def test_a_wait_that_is_cancelled_as_a_host_reports_ends() -> None:
     """With ``asyncio.wait_for``, before Python 3.12, the report won: the wait went on for its whole timeout."""
-
-    async def run() -> None:
-        tracker = VersionTracker()
-        waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
-        await asyncio.sleep(0)
-        tracker.add(ROOT, ["a"], {})
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert not tracker.is_awaited(ROOT)
-
-    asyncio.run(run())
+    tracker = VersionTracker()
+    waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
+    await asyncio.sleep(0)
+    tracker.add(ROOT, ["a"], {})
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not tracker.is_awaited(ROOT)
 
 
-def test_a_failed_host_is_named_with_its_reason_at_once() -> None:
-    async def run() -> None:
-        tracker = VersionTracker()
-        waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
-        await asyncio.sleep(0)
-        tracker.add(ROOT, ["a"], {"b": "no space left"})
-        with pytest.raises(HostsBehind, match="b: no space left") as caught:
-            await waiting
-        assert caught.value.hosts == {"b": "no space left"}
-        await tracker.wait(ROOT, ["a"], 10)
-
-    asyncio.run(run())
+async def test_a_failed_host_is_named_with_its_reason_at_once() -> None:
+    tracker = VersionTracker()
+    waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
+    await asyncio.sleep(0)
+    tracker.add(ROOT, ["a"], {"b": "no space left"})
+    with pytest.raises(HostsBehind, match="b: no space left") as caught:
+        await waiting
+    assert caught.value.hosts == {"b": "no space left"}
+    await tracker.wait(ROOT, ["a"], 10)
 
 
-def test_silent_hosts_are_named_after_the_timeout() -> None:
-    async def run() -> None:
-        tracker = VersionTracker()
-        tracker.add(ROOT, ["a"], {})
-        with pytest.raises(HostsBehind, match="did not acknowledge") as caught:
-            await tracker.wait(ROOT, ["a", "b", "c"], 0.01)
-        assert set(caught.value.hosts) == {"b", "c"}
-        assert not tracker.is_awaited(ROOT)
-
-    asyncio.run(run())
+async def test_silent_hosts_are_named_after_the_timeout() -> None:
+    tracker = VersionTracker()
+    tracker.add(ROOT, ["a"], {})
+    with pytest.raises(HostsBehind, match="did not acknowledge") as caught:
+        await tracker.wait(ROOT, ["a", "b", "c"], 0.01)
+    assert set(caught.value.hosts) == {"b", "c"}
+    assert not tracker.is_awaited(ROOT)
 
 
-def test_a_failed_gateway_is_named_at_once_and_no_host_is() -> None:
-    async def run() -> None:
-        tracker = VersionTracker()
-        waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
-        await asyncio.sleep(0)
-        tracker.set_gateway(ROOT, "no space left")
-        with pytest.raises(HostsBehind, match=r"^the gateway cannot distribute version .*: no space left$") as caught:
-            await waiting
-        assert (caught.value.hosts, caught.value.gateway) == ({}, "no space left")
-        tracker.set_gateway(ROOT, None)
-        tracker.add(ROOT, ["a", "b"], {})
-        await tracker.wait(ROOT, ["a", "b"], 10)
-
-    asyncio.run(run())
+async def test_a_failed_gateway_is_named_at_once_and_no_host_is() -> None:
+    tracker = VersionTracker()
+    waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
+    await asyncio.sleep(0)
+    tracker.set_gateway(ROOT, "no space left")
+    with pytest.raises(HostsBehind, match=r"^the gateway cannot distribute version .*: no space left$") as caught:
+        await waiting
+    assert (caught.value.hosts, caught.value.gateway) == ({}, "no space left")
+    tracker.set_gateway(ROOT, None)
+    tracker.add(ROOT, ["a", "b"], {})
+    await tracker.wait(ROOT, ["a", "b"], 10)
 
 
-def test_a_late_host_is_named_with_what_it_cannot_reach() -> None:
-    async def run() -> None:
-        tracker = VersionTracker()
-        tracker.set_unreachable("a", "cannot reach h3 at 10.0.0.3:1 (refused)")
-        tracker.set_unreachable("b", "cannot reach h3 at 10.0.0.3:1 (refused)")
-        tracker.set_unreachable("b", "")
-        with pytest.raises(HostsBehind) as caught:
-            await tracker.wait(ROOT, ["a", "b"], 0.01)
-        late = "did not acknowledge it within 0 s"
-        assert caught.value.hosts == {"a": f"{late}; it cannot reach h3 at 10.0.0.3:1 (refused)", "b": late}
-        tracker.host_started("a")
-        with pytest.raises(HostsBehind) as caught:
-            await tracker.wait(ROOT, ["a"], 0.01)
-        assert caught.value.hosts == {"a": late}
-
-    asyncio.run(run())
+async def test_a_late_host_is_named_with_what_it_cannot_reach() -> None:
+    tracker = VersionTracker()
+    tracker.set_unreachable("a", "cannot reach h3 at 10.0.0.3:1 (refused)")
+    tracker.set_unreachable("b", "cannot reach h3 at 10.0.0.3:1 (refused)")
+    tracker.set_unreachable("b", "")
+    with pytest.raises(HostsBehind) as caught:
+        await tracker.wait(ROOT, ["a", "b"], 0.01)
+    late = "did not acknowledge it within 0 s"
+    assert caught.value.hosts == {"a": f"{late}; it cannot reach h3 at 10.0.0.3:1 (refused)", "b": late}
+    tracker.host_started("a")
+    with pytest.raises(HostsBehind) as caught:
+        await tracker.wait(ROOT, ["a"], 0.01)
+    assert caught.value.hosts == {"a": late}
 
 
-def test_a_cancelled_wait_leaves_the_others_waiting() -> None:
-    async def run() -> None:
-        tracker = VersionTracker()
-        impatient = asyncio.ensure_future(tracker.wait(ROOT, ["a"], 10))
-        patient = asyncio.ensure_future(tracker.wait(ROOT, ["a"], 10))
-        await asyncio.sleep(0)
-        impatient.cancel()
-        await asyncio.wait([impatient])
-        assert tracker.is_awaited(ROOT)
-        tracker.add(ROOT, ["a"], {})
-        await patient
-
-    asyncio.run(run())
+async def test_a_cancelled_wait_leaves_the_others_waiting() -> None:
+    tracker = VersionTracker()
+    impatient = asyncio.ensure_future(tracker.wait(ROOT, ["a"], 10))
+    patient = asyncio.ensure_future(tracker.wait(ROOT, ["a"], 10))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.wait([impatient])
+    assert tracker.is_awaited(ROOT)
+    tracker.add(ROOT, ["a"], {})
+    await patient
 
 
 def test_retired_versions_and_lost_hosts_are_not_ready() -> None:

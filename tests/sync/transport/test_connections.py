@@ -23,35 +23,29 @@ from tests.sync.trees import Content
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_a_connection_during_close_does_not_delay_it(tmp_path: Path, turns: int) -> None:
-    async def run() -> None:
-        with contextlib.closing(Store(str(tmp_path), snapshots=False)) as store:
-            runner = Runner(GATEWAY, store, secret=SECRET, gateway=EngineStub(Content()))
-            with socket.create_connection(await runner.listen()) as connection:
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                await asyncio.wait_for(runner.close(), 10)
-                with contextlib.suppress(ConnectionResetError):
-                    assert connection.recv(1) == b""
-        gc.collect()  # a connection left open would warn, and warnings are errors
-
-    asyncio.run(run())
+async def test_a_connection_during_close_does_not_delay_it(tmp_path: Path, turns: int) -> None:
+    with contextlib.closing(Store(str(tmp_path), snapshots=False)) as store:
+        runner = Runner(GATEWAY, store, secret=SECRET, gateway=EngineStub(Content()))
+        with socket.create_connection(await runner.listen()) as connection:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.wait_for(runner.close(), 10)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+    gc.collect()  # a connection left open would warn, and warnings are errors
 
 
-def test_a_peer_that_connects_again_replaces_its_earlier_connection(tmp_path: Path) -> None:
-    async def run() -> None:
-        pair = RunnerPair(tmp_path, Content())
-        await pair.start()
-        _, first = await connect(pair.address, SECRET)
-        await asyncio.wait_for(first.opened_event.wait(), 30)
-        second, again = await connect(pair.address, SECRET)
-        await asyncio.wait_for(first.end, 30)
-        await asyncio.wait_for(again.opened_event.wait(), 30)
-        assert not again.end.done()
-        second.close()
-        await pair.close()
-
-    asyncio.run(run())
+async def test_a_peer_that_connects_again_replaces_its_earlier_connection(tmp_path: Path) -> None:
+    pair = RunnerPair(tmp_path, Content())
+    await pair.start()
+    _, first = await connect(pair.address, SECRET)
+    await asyncio.wait_for(first.opened_event.wait(), 30)
+    second, again = await connect(pair.address, SECRET)
+    await asyncio.wait_for(first.end, 30)
+    await asyncio.wait_for(again.opened_event.wait(), 30)
+    assert not again.end.done()
+    second.close()
+    await pair.close()
 
 
 class Links:
@@ -94,71 +88,59 @@ async def pair() -> AsyncIterator[tuple[Connections, Links, Connections, Links]]
         await parent.close()
 
 
-def test_both_sides_of_a_link_are_notified_and_exchange_messages() -> None:
-    async def run() -> None:
-        async with pair() as (parent, above, child, below):
-            child.connect("parent")
-            assert await below.next() == ("opened", PARENT)
-            assert await above.next() == ("opened", CHILD)
-            parent.write(CHILD, list(encode_frame(Heartbeat(True))), 0)
-            parent.write(CHILD, list(encode_frame(Data(b"d" * 32, b"data"))), 4)
-            assert await above.next() == ("drained", CHILD, 4)
-            received = (await below.next())[1:]
-            while len(received) < 3:
-                received += (await below.next())[2:]
-            assert received == (PARENT, Heartbeat(True), Data(b"d" * 32, b"data"))
-
-    asyncio.run(run())
+async def test_both_sides_of_a_link_are_notified_and_exchange_messages() -> None:
+    async with pair() as (parent, above, child, below):
+        child.connect("parent")
+        assert await below.next() == ("opened", PARENT)
+        assert await above.next() == ("opened", CHILD)
+        parent.write(CHILD, list(encode_frame(Heartbeat(True))), 0)
+        parent.write(CHILD, list(encode_frame(Data(b"d" * 32, b"data"))), 4)
+        assert await above.next() == ("drained", CHILD, 4)
+        received = (await below.next())[1:]
+        while len(received) < 3:
+            received += (await below.next())[2:]
+        assert received == (PARENT, Heartbeat(True), Data(b"d" * 32, b"data"))
 
 
-def test_a_parent_that_cannot_be_reached_is_reported_with_the_reason() -> None:
-    async def run() -> None:
-        async with pair() as (_, _, child, below):
-            child.connect("absent")
-            reason = "cannot reach absent at 127.0.0.1:1 (Connection refused)"
-            assert await below.next() == ("lost", PeerLink("absent", up=True), reason)
-            child.connect(GATEWAY)
-            _, _, unknown = await below.next()
-            assert unknown == "cannot reach the gateway (its address is not known to child)"
-
-    asyncio.run(run())
+async def test_a_parent_that_cannot_be_reached_is_reported_with_the_reason() -> None:
+    async with pair() as (_, _, child, below):
+        child.connect("absent")
+        reason = "cannot reach absent at 127.0.0.1:1 (Connection refused)"
+        assert await below.next() == ("lost", PeerLink("absent", up=True), reason)
+        child.connect(GATEWAY)
+        _, _, unknown = await below.next()
+        assert unknown == "cannot reach the gateway (its address is not known to child)"
 
 
-def test_a_link_that_was_disconnected_is_not_reported_on_its_own_side() -> None:
-    async def run() -> None:
-        async with pair() as (_, above, child, below):
-            child.connect("parent")
-            assert await below.next() == ("opened", PARENT)
-            assert await above.next() == ("opened", CHILD)
-            child.disconnect(PARENT)
-            assert await above.next() == ("lost", CHILD, "")
-            child.connect("parent")
-            assert await below.next() == ("opened", PARENT)
-
-    asyncio.run(run())
+async def test_a_link_that_was_disconnected_is_not_reported_on_its_own_side() -> None:
+    async with pair() as (_, above, child, below):
+        child.connect("parent")
+        assert await below.next() == ("opened", PARENT)
+        assert await above.next() == ("opened", CHILD)
+        child.disconnect(PARENT)
+        assert await above.next() == ("lost", CHILD, "")
+        child.connect("parent")
+        assert await below.next() == ("opened", PARENT)
 
 
 MODEL: dict[bytes, object] = {b"a": b"1", b"large": bytes(range(200))}
 
 
-def test_a_peer_without_the_secret_is_refused_and_others_are_served(tmp_path: Path) -> None:
-    async def run() -> None:
-        content = Content()
-        pair = RunnerPair(tmp_path, content)
-        await pair.start()
-        _, stranger = await connect(pair.address, b"wrong")
-        assert "secret" in str(await asyncio.wait_for(stranger.end, 30))
-        reader, writer = await asyncio.open_connection(*pair.address)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await reader.readexactly(1)
-        writer.close()
-        tree = content.tree(MODEL)
-        pair.publish(tree)
-        await pair.engine.wait(tree.digest, {"h0"})
-        await pair.close()
-
-    asyncio.run(run())
+async def test_a_peer_without_the_secret_is_refused_and_others_are_served(tmp_path: Path) -> None:
+    content = Content()
+    pair = RunnerPair(tmp_path, content)
+    await pair.start()
+    _, stranger = await connect(pair.address, b"wrong")
+    assert "secret" in str(await asyncio.wait_for(stranger.end, 30))
+    reader, writer = await asyncio.open_connection(*pair.address)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)
+    writer.close()
+    tree = content.tree(MODEL)
+    pair.publish(tree)
+    await pair.engine.wait(tree.digest, {"h0"})
+    await pair.close()
 
 
 @pytest.mark.parametrize(
@@ -170,21 +152,18 @@ def test_a_peer_without_the_secret_is_refused_and_others_are_served(tmp_path: Pa
         b"".join(encode_frame(Data(b"d" * 32, b"not the data of this digest"))),
     ],
 )
-def test_a_malformed_frame_closes_only_its_own_connection(tmp_path: Path, frame: bytes) -> None:
-    async def run() -> None:
-        content = Content()
-        pair = RunnerPair(tmp_path, content)
-        await pair.start()
-        connection, stranger = await connect(pair.address, SECRET)
-        await asyncio.wait_for(stranger.opened_event.wait(), 30)
-        connection.write([frame], 0)
-        await asyncio.wait_for(stranger.end, 30)
-        tree = content.tree(MODEL)
-        pair.publish(tree)
-        await pair.engine.wait(tree.digest, {"h0"})
-        await pair.close()
-
-    asyncio.run(run())
+async def test_a_malformed_frame_closes_only_its_own_connection(tmp_path: Path, frame: bytes) -> None:
+    content = Content()
+    pair = RunnerPair(tmp_path, content)
+    await pair.start()
+    connection, stranger = await connect(pair.address, SECRET)
+    await asyncio.wait_for(stranger.opened_event.wait(), 30)
+    connection.write([frame], 0)
+    await asyncio.wait_for(stranger.end, 30)
+    tree = content.tree(MODEL)
+    pair.publish(tree)
+    await pair.engine.wait(tree.digest, {"h0"})
+    await pair.close()
 
 
 def shake(child: ChildHandshake, parent: ParentHandshake, step: int, after: bytes = b"") -> bytes:

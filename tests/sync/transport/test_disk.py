@@ -4,7 +4,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -239,18 +240,16 @@ class Listener:
         self.done.set()
 
 
-def run(scenario: Callable[[StoreThread, FakeDisk, Listener], Awaitable[None]]) -> None:
-    async def main() -> None:
-        disk, listener = FakeDisk(), Listener()
-        thread = StoreThread(cast("Disk", disk), listener)
-        try:
-            await asyncio.wait_for(scenario(thread, disk, listener), 30)
-        finally:
-            thread.stop()
-            disk.gate.release(PERMITS)
-            await thread.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[StoreThread, FakeDisk, Listener]]:
+    disk, listener = FakeDisk(), Listener()
+    thread = StoreThread(cast("Disk", disk), listener)
+    try:
+        yield thread, disk, listener
+    finally:
+        thread.stop()
+        disk.gate.release(PERMITS)
+        await thread.close()
 
 
 async def result_of(thread: StoreThread, step: Callable[[], object]) -> object:
@@ -259,21 +258,18 @@ async def result_of(thread: StoreThread, step: Callable[[], object]) -> object:
     return await result
 
 
-def test_pieces_are_stored_in_one_batch_before_the_next_step() -> None:
-    async def scenario(thread: StoreThread, disk: FakeDisk, listener: Listener) -> None:
+async def test_pieces_are_stored_in_one_batch_before_the_next_step() -> None:
+    async with running() as (thread, disk, listener):
         thread.add(b"1", b"data")
         thread.add(b"2", b"data")
         thread.flush_if_large()
         assert await result_of(thread, lambda: list(disk.batches)) == [[b"1", b"2"]]
         assert listener.events == []
 
-    run(scenario)
 
-
-def test_a_large_batch_is_stored_without_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_batch_is_stored_without_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8)
-
-    async def scenario(thread: StoreThread, disk: FakeDisk, listener: Listener) -> None:
+    async with running() as (thread, disk, listener):
         thread.add(b"1", b"data")
         thread.flush_if_large()
         thread.add(b"2", b"data")
@@ -281,13 +277,10 @@ def test_a_large_batch_is_stored_without_a_step(monkeypatch: pytest.MonkeyPatch)
         await listener.done.wait()
         assert disk.batches == [[b"1", b"2"]]
 
-    run(scenario)
 
-
-def test_the_disk_is_behind_from_its_limit_until_three_quarters_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_disk_is_behind_from_its_limit_until_three_quarters_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "_MAX_PENDING_BYTES", 10)
-
-    async def scenario(thread: StoreThread, disk: FakeDisk, listener: Listener) -> None:
+    async with running() as (thread, disk, listener):
         disk.gate = threading.Semaphore(0)
         for digest in (b"1", b"2", b"3"):
             thread.add(digest, b"data")
@@ -301,21 +294,17 @@ def test_the_disk_is_behind_from_its_limit_until_three_quarters_of_it(monkeypatc
         assert not thread.behind
         assert listener.events == [True, False]
 
-    run(scenario)
 
-
-def test_a_failure_to_store_is_reported() -> None:
-    async def scenario(thread: StoreThread, disk: FakeDisk, listener: Listener) -> None:
+async def test_a_failure_to_store_is_reported() -> None:
+    async with running() as (thread, disk, listener):
         disk.failure = "no space"
         thread.add(b"1", b"data")
         await result_of(thread, lambda: None)
         assert listener.events == ["no space"]
 
-    run(scenario)
 
-
-def test_an_error_of_a_step_is_reported_and_the_next_step_runs() -> None:
-    async def scenario(thread: StoreThread, disk: FakeDisk, listener: Listener) -> None:
+async def test_an_error_of_a_step_is_reported_and_the_next_step_runs() -> None:
+    async with running() as (thread, _, listener):
         error = RuntimeError("a defect")
 
         def fail() -> None:
@@ -325,11 +314,9 @@ def test_an_error_of_a_step_is_reported_and_the_next_step_runs() -> None:
         assert await result_of(thread, lambda: "next") == "next"
         assert listener.events == [error]
 
-    run(scenario)
 
-
-def test_after_stop_nothing_starts_and_nothing_is_delivered() -> None:
-    async def scenario(thread: StoreThread, disk: FakeDisk, listener: Listener) -> None:
+async def test_after_stop_nothing_starts_and_nothing_is_delivered() -> None:
+    async with running() as (thread, disk, listener):
         disk.gate = threading.Semaphore(0)
         thread.add(b"1", b"data")
         thread.run(lambda: None, lambda _: pytest.fail("the thread was stopped"))
@@ -339,5 +326,3 @@ def test_after_stop_nothing_starts_and_nothing_is_delivered() -> None:
         await thread.close()
         assert disk.batches == [[b"1"]]
         assert not listener.done.is_set()
-
-    run(scenario)

@@ -21,7 +21,8 @@ from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Call, Failed, Item, MeshRef, Region, Values
-from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort, Sent, actor_mesh, async_test, turns, until
+from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort, Sent, actor_mesh, turns, until
+from tests.waiting import run_alone
 
 ACTORS = 3
 RANKS = 2
@@ -178,7 +179,6 @@ class Called:
         await turns()
 
 
-@async_test
 async def test_calls_of_one_turn_leave_together_while_others_are_open() -> None:
     called = Called()
     open_calls = await called.warm_up()
@@ -195,7 +195,6 @@ async def test_calls_of_one_turn_leave_together_while_others_are_open() -> None:
     await called.close()
 
 
-@async_test
 async def test_a_call_leaves_at_once_while_few_are_open() -> None:
     called = Called()
     for expected in range(1, OPEN_CALLS + 1):
@@ -204,7 +203,6 @@ async def test_a_call_leaves_at_once_while_few_are_open() -> None:
     await called.close()
 
 
-@async_test
 async def test_a_batch_is_limited_in_calls_bytes_and_time() -> None:
     called = Called()
     await called.warm_up()
@@ -225,7 +223,6 @@ async def test_a_batch_is_limited_in_calls_bytes_and_time() -> None:
     await called.close()
 
 
-@async_test
 async def test_calls_of_an_endpoint_that_is_unknown_or_takes_long_leave_alone() -> None:
     called = Called()
     await called.warm_up()
@@ -258,25 +255,20 @@ async def test_calls_of_an_endpoint_that_is_unknown_or_takes_long_leave_alone() 
     ],
     ids=str,
 )
-def test_what_must_be_sent_alone_does_not_overtake_what_was_collected(alone: dict[str, Any]) -> None:
-    @async_test
-    async def run() -> None:
-        called = Called()
-        await called.warm_up()
-        first = [called.post() for _ in range(3)]
-        middle = called.post(**alone)
-        last = [called.post() for _ in range(3)]
-        await turns()
-        assert called.monarch.sizes == [3, 3]
-        for mailbox in called.monarch.mailboxes.values():
-            numbers = [each.number for each in mailbox if each.number >= OPEN_CALLS]
-            assert numbers == [each for each in (*first, middle, *last) if each in numbers]
-        await called.close()
-
-    run()
+async def test_what_must_be_sent_alone_does_not_overtake_what_was_collected(alone: dict[str, Any]) -> None:
+    called = Called()
+    await called.warm_up()
+    first = [called.post() for _ in range(3)]
+    middle = called.post(**alone)
+    last = [called.post() for _ in range(3)]
+    await turns()
+    assert called.monarch.sizes == [3, 3]
+    for mailbox in called.monarch.mailboxes.values():
+        numbers = [each.number for each in mailbox if each.number >= OPEN_CALLS]
+        assert numbers == [each for each in (*first, middle, *last) if each in numbers]
+    await called.close()
 
 
-@async_test
 async def test_calls_wait_while_two_batches_are_under_way_until_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PATIENCE", 3600)
     monkeypatch.setattr(batches, "UNDER_WAY", 2)
@@ -295,7 +287,6 @@ async def test_calls_wait_while_two_batches_are_under_way_until_one_has_ended(mo
     await called.close()
 
 
-@async_test
 async def test_calls_wait_for_earlier_batches_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "UNDER_WAY", 2)
     called = Called()
@@ -307,7 +298,6 @@ async def test_calls_wait_for_earlier_batches_only_for_a_moment(monkeypatch: pyt
     await called.close()
 
 
-@async_test
 async def test_a_call_does_not_overtake_one_that_waits_although_few_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PATIENCE", 3600)
     monkeypatch.setattr(batches, "UNDER_WAY", 2)
@@ -324,7 +314,6 @@ async def test_a_call_does_not_overtake_one_that_waits_although_few_are_open(mon
     await called.close()
 
 
-@async_test
 async def test_what_is_not_a_call_waits_for_flush() -> None:
     called = Called()
     await called.warm_up()
@@ -335,26 +324,21 @@ async def test_what_is_not_a_call_waits_for_flush() -> None:
 
 
 @pytest.mark.parametrize("reason", ["returned", "not set up", "coming up"])
-def test_calls_leave_alone_to_actors_that_cannot_run_batches(reason: str) -> None:
-    @async_test
-    async def run() -> None:
-        called = Called()
-        await called.warm_up()
-        assert called.mesh.procs is not None
-        if reason == "returned":
-            called.mesh.returned = True
-        elif reason == "not set up":
-            called.mesh.procs.number = 0
-        else:
-            called.mesh.up = asyncio.get_running_loop().create_future()
-        called.post()
-        assert called.monarch.mailboxes[0][-1].batch is None
-        await called.close()
-
-    run()
+async def test_calls_leave_alone_to_actors_that_cannot_run_batches(reason: str) -> None:
+    called = Called()
+    await called.warm_up()
+    assert called.mesh.procs is not None
+    if reason == "returned":
+        called.mesh.returned = True
+    elif reason == "not set up":
+        called.mesh.procs.number = 0
+    else:
+        called.mesh.up = asyncio.get_running_loop().create_future()
+    called.post()
+    assert called.monarch.mailboxes[0][-1].batch is None
+    await called.close()
 
 
-@async_test
 async def test_a_death_fails_what_a_batch_has_not_answered_and_nothing_else() -> None:
     called = Called()
     open_calls = await called.warm_up()
@@ -374,7 +358,6 @@ async def test_a_death_fails_what_a_batch_has_not_answered_and_nothing_else() ->
     await called.close()
 
 
-@async_test
 async def test_calls_that_end_before_their_batch_leaves_are_not_sent() -> None:
     called = Called()
     await called.warm_up()
@@ -386,7 +369,6 @@ async def test_calls_that_end_before_their_batch_leaves_are_not_sent() -> None:
     await called.close()
 
 
-@async_test
 async def test_an_answer_of_monarchs_own_is_for_all_that_the_rank_has_not_answered() -> None:
     called = Called()
     open_calls = await called.warm_up()
@@ -402,7 +384,6 @@ async def test_an_answer_of_monarchs_own_is_for_all_that_the_rank_has_not_answer
     await called.close()
 
 
-@async_test
 async def test_a_batch_that_monarch_does_not_take_fails_its_calls() -> None:
     called = Called()
     await called.warm_up()
@@ -416,7 +397,6 @@ async def test_a_batch_that_monarch_does_not_take_fails_its_calls() -> None:
     await called.close()
 
 
-@async_test
 async def test_output_is_looked_for_once_for_replies_that_arrive_together() -> None:
     called = Called()
     open_calls = await called.warm_up()
@@ -467,7 +447,7 @@ def test_each_call_runs_in_order_and_is_answered_as_if_it_were_alone(steps: list
         patch.setattr(calling, "GATHER_FAILURES", 0)
         patch.setattr(batches, "PATIENCE", 3600)
         patch.setattr(batches, "UNDER_WAY", under_way)
-        async_test(_run)(steps)
+        run_alone(_run(steps))
 
 
 async def _run(steps: list[Any]) -> None:
@@ -533,7 +513,6 @@ def _check_answer(called: Called, header: Call, answered: dict[int, bool]) -> No
         assert response.failure.kind in (("actor",) if whole else ("actor", "supervision"))
 
 
-@async_test
 async def test_a_batch_ends_with_its_calls_although_their_replies_wait_for_output() -> None:
     called = Called()
     opened = await called.warm_up()
@@ -553,7 +532,6 @@ async def test_a_batch_ends_with_its_calls_although_their_replies_wait_for_outpu
     await called.close()
 
 
-@async_test
 async def test_a_batch_ends_with_its_calls_if_a_rank_dies() -> None:
     called = Called()
     await called.warm_up()

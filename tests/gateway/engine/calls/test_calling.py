@@ -33,7 +33,7 @@ from meshgate_wire.messages import (
     Values,
     stream_of,
 )
-from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, async_test, proc_mesh, turns, until
+from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, proc_mesh, turns, until
 
 ACTORS = 3
 ARGUMENTS = [Fragments((b"arguments",))]
@@ -133,7 +133,6 @@ async def cancel_receives() -> None:
     await turns()
 
 
-@async_test
 async def test_a_call_to_actors_that_exist_is_sent_at_once_and_answered_on_their_stream() -> None:
     called = Called()
     assert called.call() is None
@@ -147,7 +146,6 @@ async def test_a_call_to_actors_that_exist_is_sent_at_once_and_answered_on_their
     assert (stream, buffers) == (stream_of(ACTORS), (b"first", b"second"))
 
 
-@async_test
 async def test_a_call_to_actors_that_do_not_exist_yet_waits_for_them() -> None:
     called = Called()
     waiting = asyncio.ensure_future(called.call(target=9))  # type: ignore[arg-type]
@@ -159,7 +157,6 @@ async def test_a_call_to_actors_that_do_not_exist_yet_waits_for_them() -> None:
     await cancel_receives()
 
 
-@async_test
 async def test_a_call_with_meshes_among_its_arguments_passes_monarchs_own_objects() -> None:
     called = Called()
     called.objects.add(2, procs := proc_mesh())
@@ -169,7 +166,6 @@ async def test_a_call_with_meshes_among_its_arguments_passes_monarchs_own_object
     assert called.monarch.casts[0][1] == (b"arguments", procs.mesh)
 
 
-@async_test
 async def test_a_broadcast_expects_no_reply_and_is_never_answered() -> None:
     called = Called()
     called.call(adverb="broadcast")
@@ -181,7 +177,6 @@ async def test_a_broadcast_expects_no_reply_and_is_never_answered() -> None:
     assert (totals.casts, totals.ended, totals.failed) == (1, 1, 1)
 
 
-@async_test
 async def test_a_broadcast_that_cannot_be_sent_is_reported_as_nothing_waits_for_it() -> None:
     called = Called()
     called.refusal = RequestFailed(Failure(kind="lost", message="gone"))
@@ -193,7 +188,6 @@ async def test_a_broadcast_that_cannot_be_sent_is_reported_as_nothing_waits_for_
     assert called.notices == ["a broadcast of step was not sent: gone"]
 
 
-@async_test
 async def test_a_call_to_dead_ranks_or_failed_actors_fails_without_being_sent() -> None:
     called = Called()
     called.actors.dead[1] = "process 12 of rank 1 ended"
@@ -207,7 +201,6 @@ async def test_a_call_to_dead_ranks_or_failed_actors_fails_without_being_sent() 
     assert called.monarch.casts == []
 
 
-@async_test
 async def test_choose_calls_a_living_rank_alone_and_fails_if_it_dies() -> None:
     called = Called()
     called.actors.dead[0] = "killed"
@@ -222,7 +215,6 @@ async def test_choose_calls_a_living_rank_alone_and_fails_if_it_dies() -> None:
     await cancel_receives()
 
 
-@async_test
 async def test_ranks_that_die_fail_the_pending_calls_of_their_mesh_only() -> None:
     called = Called()
     other = actor_mesh(name="others")
@@ -245,7 +237,6 @@ def _fail(called: Called, actors: ActorMesh, failure: Failure) -> None:
     called.calling.fail(actors)
 
 
-@async_test
 async def test_the_first_exception_is_sent_although_other_ranks_have_not_replied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -261,7 +252,6 @@ async def test_the_first_exception_is_sent_although_other_ranks_have_not_replied
     assert len(called.sent.messages) == 1
 
 
-@async_test
 async def test_exceptions_are_gathered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "GATHER_FAILURES", 3600.0)
     called = Called()
@@ -279,7 +269,6 @@ NOT_SPAWNED = b"error spawning actor mesh: Cannot spawn new actors on mesh with 
 
 
 @pytest.mark.parametrize("adverb", ["call", "choose", "stream"])
-@async_test
 async def test_calls_to_actors_that_could_not_be_spawned_fail_with_the_reason(adverb: str) -> None:
     """Monarch's own answer to the call, which lacks the reason, may come before the spawn has failed."""
     called = Called()
@@ -298,7 +287,6 @@ async def test_calls_to_actors_that_could_not_be_spawned_fail_with_the_reason(ad
     await cancel_receives()
 
 
-@async_test
 async def test_exceptions_that_come_before_the_spawn_is_known_to_have_succeeded_are_the_answer() -> None:
     called = Called()
     called.actors.up = up = asyncio.get_running_loop().create_future()
@@ -315,7 +303,6 @@ async def test_exceptions_that_come_before_the_spawn_is_known_to_have_succeeded_
     assert (header.failure.ranks, buffers) == ((1,), (b"boom",))
 
 
-@async_test
 async def test_the_items_of_a_stream_are_sent_one_by_one() -> None:
     called = Called()
     called.call(adverb="stream")
@@ -326,7 +313,6 @@ async def test_the_items_of_a_stream_are_sent_one_by_one() -> None:
     assert [item.rank for item in called.sent.of(Item)] == [1, 0]
 
 
-@async_test
 async def test_meshes_that_an_endpoint_returns_get_numbers() -> None:
     called = Called()
     called.call(adverb="choose")
@@ -337,7 +323,6 @@ async def test_meshes_that_an_endpoint_returns_get_numbers() -> None:
     assert called.objects.reference(-2) == "mesh b"
 
 
-@async_test
 async def test_calls_on_a_returned_mesh_fail_with_the_next_fault_that_its_owner_reports() -> None:
     called = Called()
     called.actors.returned = True
@@ -363,7 +348,6 @@ SILENT = "stopped: no status received from process"
 STOPPED = RuntimeError("Supervision event: actor <root>.<A a{'gpus': 1/2}> has status:\n  stopped: enough")
 
 
-@async_test
 async def test_calls_to_an_actor_that_stopped_itself_fail_and_those_to_others_go_on() -> None:
     called = Called()
     first, second = (Region(labels=(), offset=rank, sizes=(), strides=()) for rank in (0, 1))
@@ -382,7 +366,6 @@ async def test_calls_to_an_actor_that_stopped_itself_fail_and_those_to_others_go
 @pytest.mark.parametrize(
     ("point", "ranks", "hosts"), [("'hosts': 1/2", (1,), {1: "workers-1"}), ("'gpus': 1/4", (), {})]
 )
-@async_test
 async def test_calls_to_a_process_that_does_not_answer_name_its_rank_and_host(
     point: str, ranks: tuple[int, ...], hosts: dict[int, str]
 ) -> None:
@@ -398,7 +381,6 @@ async def test_calls_to_a_process_that_does_not_answer_name_its_rank_and_host(
     await cancel_receives()
 
 
-@async_test
 async def test_failures_and_stops_by_the_session_are_left_to_those_that_know_more() -> None:
     called = Called()
     called.call(1)
@@ -414,7 +396,6 @@ async def test_failures_and_stops_by_the_session_are_left_to_those_that_know_mor
     await cancel_receives()
 
 
-@async_test
 async def test_only_parts_with_calls_are_supervised_if_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MAX_SUPERVISED", 2)
     called = Called()
@@ -432,7 +413,6 @@ async def test_only_parts_with_calls_are_supervised_if_there_are_many(monkeypatc
     await cancel_receives()
 
 
-@async_test
 async def test_a_fault_of_one_part_of_a_returned_mesh_leaves_calls_on_other_parts() -> None:
     called = Called()
     called.actors.returned = True
@@ -447,7 +427,6 @@ async def test_a_fault_of_one_part_of_a_returned_mesh_leaves_calls_on_other_part
     await cancel_receives()
 
 
-@async_test
 async def test_idle_is_reported_when_the_last_pending_call_is_answered() -> None:
     called = Called()
     called.call(1, "choose")
@@ -474,7 +453,6 @@ def whose_values_are_too_large() -> Called:
     return called
 
 
-@async_test
 async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
     called = whose_values_are_too_large()
     called.call()
@@ -487,7 +465,6 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
     assert "with endpoint.keep() in place of call()" in failed.failure.message
 
 
-@async_test
 async def test_the_error_of_kept_values_too_large_for_a_message_does_not_advise_keep() -> None:
     called = whose_values_are_too_large()
     pending = PendingCall(1, "call", "procs", "read", (0,), lambda rank: "host")
@@ -498,7 +475,6 @@ async def test_the_error_of_kept_values_too_large_for_a_message_does_not_advise_
     assert "The values stay in the cluster: fetch a slice of the kept mesh, or pass" in failed.failure.message
 
 
-@async_test
 async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -525,7 +501,6 @@ async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_change
     await until(lambda: called.calling._report_timer is None)
 
 
-@async_test
 async def test_the_progress_of_calls_to_actors_says_whether_one_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -547,7 +522,6 @@ async def test_the_progress_of_calls_to_actors_says_whether_one_has_ended(
     await until(lambda: called.calling._report_timer is None)
 
 
-@async_test
 async def test_the_room_of_a_large_reply_is_free_once_it_has_arrived_or_its_call_has_ended() -> None:
     called = Called()
     procs = proc_mesh()
@@ -572,7 +546,6 @@ async def test_the_room_of_a_large_reply_is_free_once_it_has_arrived_or_its_call
     assert not called.memory.promised
 
 
-@async_test
 async def test_each_call_is_counted_once_with_its_outcome() -> None:
     called = Called()
     called.call(1)
@@ -596,7 +569,6 @@ async def test_each_call_is_counted_once_with_its_outcome() -> None:
     await cancel_receives()
 
 
-@async_test
 async def test_a_number_of_an_open_call_is_refused() -> None:
     called = Called()
     called.call(1)
@@ -610,7 +582,6 @@ async def test_a_number_of_an_open_call_is_refused() -> None:
     await cancel_receives()
 
 
-@async_test
 async def test_the_last_rank_of_each_call_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     called = Called()
     late = iter([0.0, 0.5])
@@ -626,7 +597,6 @@ async def test_the_last_rank_of_each_call_is_counted(monkeypatch: pytest.MonkeyP
     await cancel_receives()
 
 
-@async_test
 async def test_calls_to_several_ranks_have_timelines_while_they_run_and_when_they_have_ended() -> None:
     called = Called()
     called.call(1, "choose")
@@ -647,14 +617,12 @@ async def test_calls_to_several_ranks_have_timelines_while_they_run_and_when_the
     await cancel_receives()
 
 
-@async_test
 async def test_calls_without_replies_are_counted_apart() -> None:
     called = Called()
     called.call(1, "broadcast")
     assert (called.ended, called.casts) == ([], 1)
 
 
-@async_test
 async def test_a_call_with_a_trace_is_sent_with_it() -> None:
     called = Called()
     trace = {"traceparent": "00-1-2-01"}
@@ -680,7 +648,6 @@ def printing_actors() -> Called:
     return called
 
 
-@async_test
 async def test_a_result_waits_for_what_its_ranks_have_printed() -> None:
     called = printing_actors()
     called.call()
@@ -700,7 +667,6 @@ async def test_a_result_waits_for_what_its_ranks_have_printed() -> None:
     assert called.idle == 1
 
 
-@async_test
 async def test_each_item_of_a_stream_waits_for_what_its_rank_has_printed() -> None:
     called = printing_actors()
     called.call(adverb="stream")
@@ -715,7 +681,6 @@ async def test_each_item_of_a_stream_waits_for_what_its_rank_has_printed() -> No
     await until(lambda: len(called.sent.messages) == 2)
 
 
-@async_test
 async def test_items_that_arrive_together_are_sent_in_their_order_each_after_its_ranks_output() -> None:
     called = printing_actors()
     called.call(adverb="stream")
@@ -736,7 +701,6 @@ async def test_items_that_arrive_together_are_sent_in_their_order_each_after_its
     assert not called.calling.is_running(1)
 
 
-@async_test
 async def test_replies_of_several_ranks_are_received_together_unless_a_rank_may_send_more_than_one() -> None:
     called = Called()
     called.call(1)
@@ -749,7 +713,6 @@ async def test_replies_of_several_ranks_are_received_together_unless_a_rank_may_
 
 @pytest.mark.parametrize("adverb", ["call", "stream"])
 @pytest.mark.parametrize("answers", [False, True])
-@async_test
 async def test_replies_are_freed_with_their_call_even_if_a_rank_never_answers(answers: bool, adverb: str) -> None:
     called = Called()
     called.call(adverb=adverb)
@@ -771,7 +734,6 @@ async def test_replies_are_freed_with_their_call_even_if_a_rank_never_answers(an
         gc.enable()
 
 
-@async_test
 async def test_a_chosen_actors_result_waits_for_what_its_rank_has_printed() -> None:
     called = printing_actors()
     called.call(adverb="choose")
@@ -785,7 +747,6 @@ async def test_a_chosen_actors_result_waits_for_what_its_rank_has_printed() -> N
 
 
 @pytest.mark.parametrize("ends", ["mesh", "rank", "part"])
-@async_test
 async def test_a_result_that_waits_for_output_is_sent_although_its_mesh_ends(ends: str) -> None:
     called = printing_actors()
     called.call()
@@ -810,7 +771,6 @@ async def test_a_result_that_waits_for_output_is_sent_although_its_mesh_ends(end
     assert called.ended == [False]
 
 
-@async_test
 async def test_failures_of_a_call_wait_for_its_last_reply_if_that_has_arrived() -> None:
     called = printing_actors()
     called.call()
@@ -828,7 +788,6 @@ async def test_failures_of_a_call_wait_for_its_last_reply_if_that_has_arrived() 
     assert header.failure.unanswered == 0
 
 
-@async_test
 async def test_a_second_reply_of_a_rank_is_no_result_and_its_mesh_may_fail() -> None:
     called = printing_actors()
     called.call()
@@ -842,7 +801,6 @@ async def test_a_second_reply_of_a_rank_is_no_result_and_its_mesh_may_fail() -> 
     await cancel_receives()
 
 
-@async_test
 async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> None:
     called = Called()
     ended: list[Response | None] = []
@@ -866,7 +824,6 @@ async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> 
     await cancel_receives()
 
 
-@async_test
 async def test_a_prepared_call_that_is_not_sent_has_ended() -> None:
     called = Called()
     ended: list[Response | None] = []
@@ -887,7 +844,6 @@ async def test_a_prepared_call_that_is_not_sent_has_ended() -> None:
     assert sent == [None, None]
 
 
-@async_test
 async def test_a_call_whose_kept_arguments_have_failed_is_not_sent() -> None:
     called = Called()
     called.refusal = RequestFailed(Failure(kind="lost", message="gone"))
@@ -901,7 +857,6 @@ async def test_a_call_whose_kept_arguments_have_failed_is_not_sent() -> None:
     assert not called.calling.open_calls()
 
 
-@async_test
 async def test_a_cancelled_call_is_answered_at_once_and_its_ranks_hear_of_it() -> None:
     called = Called()
     procs = called.actors.procs
@@ -933,7 +888,6 @@ async def test_a_cancelled_call_is_answered_at_once_and_its_ranks_hear_of_it() -
     await cancel_receives()
 
 
-@async_test
 async def test_a_cancelled_call_does_not_wait_for_output_and_ends_with_its_mesh() -> None:
     called = Called()
     procs = called.actors.procs
@@ -956,7 +910,6 @@ async def test_a_cancelled_call_does_not_wait_for_output_and_ends_with_its_mesh(
     await cancel_receives()
 
 
-@async_test
 async def test_calls_that_keep_their_results_are_not_cancelled() -> None:
     called = Called()
     called.prepared = Prepared((), None, lambda *each: None)
@@ -971,7 +924,6 @@ async def test_calls_that_keep_their_results_are_not_cancelled() -> None:
     await cancel_receives()
 
 
-@async_test
 async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent() -> None:
     called = Called()
     ended: list[Response | None] = []
@@ -998,7 +950,6 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent() -> None:
     assert not called.calling.cancelled
 
 
-@async_test
 async def test_a_line_says_which_ranks_still_run_a_cancelled_call() -> None:
     called = Called()
     called.call()

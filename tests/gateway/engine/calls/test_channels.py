@@ -21,7 +21,6 @@ from tests.gateway.engine.fakes import (
     Sent,
     Timers,
     actor_mesh,
-    async_test,
     host_mesh,
     start_task,
     turns,
@@ -88,7 +87,6 @@ class Opened:
             task.cancel()  # the fake Monarch's
 
 
-@async_test
 async def test_what_actors_send_reaches_the_client_on_the_stream_of_the_channel() -> None:
     opened = Opened()
     opened.monarch.ports[0].put(b"first", 3, references=("a mesh",))
@@ -103,7 +101,6 @@ async def test_what_actors_send_reaches_the_client_on_the_stream_of_the_channel(
     await opened.close()
 
 
-@async_test
 async def test_a_channel_that_is_released_closes_its_port() -> None:
     opened = Opened()
     opened.open(2, once=True).put(b"the only message")
@@ -114,7 +111,6 @@ async def test_a_channel_that_is_released_closes_its_port() -> None:
     await opened.close()
 
 
-@async_test
 async def test_a_channel_opened_for_one_message_reads_one() -> None:
     opened = Opened(once=True)
     for data in (b"first", b"second"):
@@ -123,7 +119,6 @@ async def test_a_channel_opened_for_one_message_reads_one() -> None:
     assert len(opened.sent.messages) == 1
 
 
-@async_test
 async def test_a_port_is_not_read_while_its_channel_is_over_the_limit() -> None:
     opened = Opened()
     (port,) = opened.monarch.ports
@@ -142,7 +137,6 @@ async def test_a_port_is_not_read_while_its_channel_is_over_the_limit() -> None:
     await opened.close()
 
 
-@async_test
 async def test_a_full_channel_does_not_hold_up_another() -> None:
     opened = Opened()
     full, other = opened.monarch.ports[0], opened.open(7)
@@ -154,7 +148,6 @@ async def test_a_full_channel_does_not_hold_up_another() -> None:
     await opened.close()
 
 
-@async_test
 async def test_a_value_is_sent_to_the_port_of_a_channel() -> None:
     opened = Opened()
     await opened.handle(PortSend(port=CHANNEL))  # type: ignore[misc]
@@ -164,7 +157,6 @@ async def test_a_value_is_sent_to_the_port_of_a_channel() -> None:
     await opened.close()
 
 
-@async_test
 async def test_the_replies_of_a_call_can_go_to_a_channel() -> None:
     opened = Opened()
     opened.objects.add(ACTORS, actor_mesh())
@@ -181,7 +173,6 @@ def kept_meshes(opened: Opened) -> tuple[Argument, Argument]:
     return Argument(kind="kept", ref=MeshRef(object=7)), Argument(kind="kept", ref=MeshRef(object=8))
 
 
-@async_test
 async def test_a_message_with_kept_values_is_sent_by_a_process() -> None:
     opened = Opened()
     kept, lost = kept_meshes(opened)
@@ -194,7 +185,6 @@ async def test_a_message_with_kept_values_is_sent_by_a_process() -> None:
     await opened.close()
 
 
-@async_test
 async def test_a_call_whose_replies_go_to_a_channel_gets_kept_values_first() -> None:
     opened = Opened()
     opened.objects.add(ACTORS, actor_mesh())
@@ -216,7 +206,6 @@ async def test_a_call_whose_replies_go_to_a_channel_gets_kept_values_first() -> 
     await opened.close()
 
 
-@async_test
 async def test_a_value_sent_to_something_that_is_not_a_port_is_rejected() -> None:
     opened = Opened()
     opened.objects.add(5, host_mesh())
@@ -225,7 +214,6 @@ async def test_a_value_sent_to_something_that_is_not_a_port_is_rejected() -> Non
     await opened.close()
 
 
-@async_test
 async def test_closing_stops_reading_every_port() -> None:
     opened = Opened()
     opened.channels.close()

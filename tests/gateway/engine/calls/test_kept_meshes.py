@@ -23,10 +23,9 @@ from tests.gateway.engine.calls.test_kept_values import (
     Keeping,
     delivered,
 )
-from tests.gateway.engine.fakes import async_test, turns, until
+from tests.gateway.engine.fakes import turns, until
 
 
-@async_test
 async def test_the_bytes_of_all_values_are_counted_by_rank_without_those_that_are_lost() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -41,7 +40,6 @@ async def test_the_bytes_of_all_values_are_counted_by_rank_without_those_that_ar
     assert keeping.kept.meshes.kept_bytes() == {id(procs): {0: 100}}
 
 
-@async_test
 async def test_released_values_are_dropped_when_no_call_is_getting_them() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -56,7 +54,6 @@ async def test_released_values_are_dropped_when_no_call_is_getting_them() -> Non
     assert keeping.kept.meshes.kept_bytes() == {}
 
 
-@async_test
 async def test_values_that_are_released_before_they_are_there_are_dropped_then() -> None:
     keeping = Keeping()
     prepared = await keeping.keep()
@@ -69,7 +66,6 @@ async def test_values_that_are_released_before_they_are_there_are_dropped_then()
     await until(keeping.drops)
 
 
-@async_test
 async def test_another_holder_releases_each_value_after_the_last_message_that_names_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -92,7 +88,6 @@ async def test_another_holder_releases_each_value_after_the_last_message_that_na
     assert keeping.objects.get(9) is None
 
 
-@async_test
 async def test_another_holder_releases_nothing_of_a_call_that_has_failed() -> None:
     keeping = Keeping()
     handled: list[Any] = []
@@ -105,7 +100,6 @@ async def test_another_holder_releases_nothing_of_a_call_that_has_failed() -> No
     assert not keeping.drops()
 
 
-@async_test
 async def test_a_reply_without_a_description_kept_nothing() -> None:
     keeping = Keeping()
     prepared = await keeping.keep()
@@ -115,7 +109,6 @@ async def test_a_reply_without_a_description_kept_nothing() -> None:
     assert _size(b"\x80\x04cos\nsystem\n.") is None  # nothing that a process sends is imported here
 
 
-@async_test
 async def test_values_stay_until_the_calls_that_have_references_to_them_have_ended() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -138,7 +131,6 @@ async def test_values_stay_until_the_calls_that_have_references_to_them_have_end
     )
 
 
-@async_test
 async def test_a_mesh_whose_call_fails_after_its_release_is_forgotten_with_its_last_use() -> None:
     keeping = Keeping()
     making = await keeping.keep()
@@ -160,7 +152,6 @@ def process(keeping: Keeping, mesh: int = 2, rank: int = 0) -> tuple[ReferringPr
     return keeping.kept.meshes.holders.connected(mesh, rank, heard.append), heard
 
 
-@async_test
 async def test_values_stay_while_a_process_has_a_reference_to_them() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -197,7 +188,6 @@ async def delivered_to_reference(keeping: Keeping) -> None:
     assert (await fetching)[:1] == b"+"
 
 
-@async_test
 async def test_what_is_released_at_once_is_dropped_although_processes_refer_to_it() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -211,7 +201,6 @@ async def test_what_is_released_at_once_is_dropped_although_processes_refer_to_i
     assert keeping.drops() == [([KEPT], False)]
 
 
-@async_test
 async def test_a_process_learns_that_what_it_has_passed_on_has_arrived() -> None:
     keeping = Keeping()
     (sender, heard), (receiver, _) = process(keeping), process(keeping, rank=1)
@@ -222,7 +211,6 @@ async def test_a_process_learns_that_what_it_has_passed_on_has_arrived() -> None
     assert heard == [b"7\n"]
 
 
-@async_test
 async def test_values_stay_until_a_message_without_an_answer_has_arrived_everywhere() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -240,7 +228,6 @@ async def test_values_stay_until_a_message_without_an_answer_has_arrived_everywh
     assert (kept.holders, keeping.kept.meshes.holders.casts) == (0, {})
 
 
-@async_test
 async def test_a_message_that_is_not_sent_or_whose_actors_end_keeps_no_values() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -264,7 +251,6 @@ async def test_a_message_that_is_not_sent_or_whose_actors_end_keeps_no_values() 
     assert kept.holders == 0
 
 
-@async_test
 async def test_values_stay_while_what_is_put_refers_to_them() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()

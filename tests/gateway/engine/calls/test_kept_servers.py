@@ -19,10 +19,9 @@ from tests.gateway.engine.calls.test_kept_values import (
     delivered,
     forgotten,
 )
-from tests.gateway.engine.fakes import actor_mesh, async_test, proc_mesh, turns, until
+from tests.gateway.engine.fakes import actor_mesh, proc_mesh, turns, until
 
 
-@async_test
 async def test_what_keeps_next_makes_room_of_what_was_released_and_waits_for_no_process() -> None:
     keeping = Keeping()
     dropped = asyncio.get_running_loop().create_future()
@@ -51,7 +50,6 @@ async def test_what_keeps_next_makes_room_of_what_was_released_and_waits_for_no_
     assert await keep_and_put(11) == [("keep", 11, label, "payload"), b"pickle"]
 
 
-@async_test
 async def test_meshes_that_endpoints_returned_which_have_no_number_are_distinguished() -> None:
     keeping = Keeping()
     keeping.makers.procs.number = keeping.takers.procs.number = 0  # type: ignore[union-attr]
@@ -69,7 +67,6 @@ async def test_meshes_that_endpoints_returned_which_have_no_number_are_distingui
     assert [mesh.procs for mesh in keeping.failed] == [keeping.takers.procs]
 
 
-@async_test
 async def test_processes_forget_what_the_calls_of_an_actor_that_has_ended_have_not_taken() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -90,7 +87,6 @@ async def test_processes_forget_what_the_calls_of_an_actor_that_has_ended_have_n
     assert not keeping.monarch.casts
 
 
-@async_test
 async def test_processes_that_cannot_serve_values_fail_the_call() -> None:
     keeping = Keeping()
     keeping.monarch.hold = True
@@ -115,7 +111,6 @@ def silent(keeping: Keeping) -> list[str]:
     return asked
 
 
-@async_test
 async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_for_it() -> None:
     keeping = Keeping()
     asked = silent(keeping)
@@ -133,7 +128,6 @@ async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_
     assert pending.ranks == [1]
 
 
-@async_test
 async def test_a_process_that_dies_as_soon_as_it_is_to_serve_values_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -150,7 +144,6 @@ async def test_a_process_that_dies_as_soon_as_it_is_to_serve_values_is_not_waite
         await keeping.keep()
 
 
-@async_test
 async def test_a_process_that_was_only_slow_keeps_values_again() -> None:
     values = Keeping()
     kept = await values.kept_mesh()

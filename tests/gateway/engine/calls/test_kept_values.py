@@ -17,7 +17,7 @@ from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Argument, Call, Failed, Failure, Item, MeshRef, PutValue, ReadKept, Region, Values
-from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, async_test, proc_mesh, turns, until
+from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, proc_mesh, turns, until
 
 MAKERS, TAKERS, KEPT = 3, 4, 5
 ONE = Region(labels=(), offset=1, sizes=(), strides=())
@@ -111,7 +111,6 @@ async def delivered(keeping: Keeping, using: asyncio.Task[Prepared], ranks: int 
     return await using
 
 
-@async_test
 async def test_a_call_without_kept_values_needs_nothing() -> None:
     keeping = Keeping()
     header = Call(call=1, target=MeshRef(object=MAKERS), endpoint="make", adverb="call")
@@ -119,7 +118,6 @@ async def test_a_call_without_kept_values_needs_nothing() -> None:
     assert not keeping.monarch.meshes
 
 
-@async_test
 async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -145,7 +143,6 @@ async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> No
     assert (kept.uses, prepared.chosen) == (0, None)
 
 
-@async_test
 async def test_a_part_is_named_by_its_positions_and_a_chosen_rank_by_its_own() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -155,7 +152,6 @@ async def test_a_part_is_named_by_its_positions_and_a_chosen_rank_by_its_own() -
     assert positions == (1,)
 
 
-@async_test
 async def test_a_use_waits_for_the_call_that_keeps_and_fails_with_its_error() -> None:
     keeping = Keeping()
     prepared = await keeping.keep()
@@ -172,7 +168,6 @@ async def test_a_use_waits_for_the_call_that_keeps_and_fails_with_its_error() ->
     assert keeping.drops() == [([KEPT], True)]  # what other ranks keep, also later
 
 
-@async_test
 async def test_a_kept_call_that_is_not_sent_has_its_error_with_the_exception_for_what_uses_it() -> None:
     keeping = Keeping()
     failure = Failure(kind="actor", message="no", mesh="makers", ranks=(1,))
@@ -197,7 +192,6 @@ async def test_a_kept_call_that_is_not_sent_has_its_error_with_the_exception_for
     assert keeping.drops() == [([KEPT], True), ([12], False)]  # of the calls that were sent
 
 
-@async_test
 async def test_a_process_that_has_died_has_lost_its_values() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -216,7 +210,6 @@ async def test_a_process_that_has_died_has_lost_its_values() -> None:
     await delivered(keeping, asyncio.create_task(keeping.use(region=living)))
 
 
-@async_test
 async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -228,7 +221,6 @@ async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
     assert (raised.value.failure.kind, raised.value.failure.mesh) == ("supervision", "takers")
 
 
-@async_test
 async def test_nothing_is_sent_to_a_process_that_has_died() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -242,7 +234,6 @@ async def test_nothing_is_sent_to_a_process_that_has_died() -> None:
     assert (len(keeping.deliveries()), keeping.started) == (1, [])
 
 
-@async_test
 async def test_a_process_that_dies_while_those_that_take_its_value_start_gets_no_request() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -257,7 +248,6 @@ async def test_a_process_that_dies_while_those_that_take_its_value_start_gets_no
     assert (raised.value.failure.kind, keeping.deliveries()) == ("lost", [])
 
 
-@async_test
 async def test_a_value_that_a_process_cannot_take_fails_the_call_and_forgets_nothing_else() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -283,7 +273,6 @@ def forgotten(keeping: Keeping, endpoint: str = "forget") -> list[Any]:
     return [payload for each, payload, _ in keeping.monarch.casts if each == endpoint]
 
 
-@async_test
 async def test_processes_forget_what_a_call_has_not_taken() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -305,7 +294,6 @@ async def test_processes_forget_what_a_call_has_not_taken() -> None:
     assert not forgotten(keeping)
 
 
-@async_test
 async def test_processes_forget_a_call_that_others_cannot_get_values_for() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -318,7 +306,6 @@ async def test_processes_forget_a_call_that_others_cannot_get_values_for() -> No
     assert forgotten(keeping) == [(1,)] * 2
 
 
-@async_test
 async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> None:
     keeping = Keeping()
     put = PutValue(call=1, target=MeshRef(object=1), keep=KEPT)
@@ -343,7 +330,6 @@ def kept_argument(number: int = KEPT, region: Region | None = ONE, *, whole: boo
     return Argument(kind="kept", ref=MeshRef(object=number, region=region), whole=whole)
 
 
-@async_test
 async def test_what_is_put_takes_kept_values_that_were_delivered_before() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -368,7 +354,6 @@ async def test_what_is_put_takes_kept_values_that_were_delivered_before() -> Non
     assert keeping.kept.meshes.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
 
 
-@async_test
 async def test_processes_forget_what_was_delivered_for_a_put_that_is_not_sent() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -392,7 +377,6 @@ async def sending(keeping: Keeping, *arguments: Argument) -> tuple[asyncio.Task[
     return task, [payload for endpoint, payload, _ in keeping.monarch.casts if endpoint == "send_to"]
 
 
-@async_test
 async def test_a_message_to_a_port_is_sent_by_the_process_that_keeps_its_first_value() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -407,7 +391,6 @@ async def test_a_message_to_a_port_is_sent_by_the_process_that_keeps_its_first_v
     assert not forgotten(keeping)
 
 
-@async_test
 async def test_a_message_to_a_port_that_cannot_be_sent_is_forgotten() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -420,7 +403,6 @@ async def test_a_message_to_a_port_that_cannot_be_sent_is_forgotten() -> None:
         await keeping.kept.send("a port", [], await keeping.lookup.arguments([kept_argument(region=None)]))
 
 
-@async_test
 async def test_values_stay_until_a_message_to_a_port_that_refers_to_them_has_left() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -432,7 +414,6 @@ async def test_values_stay_until_a_message_to_a_port_that_refers_to_them_has_lef
     assert kept.uses == 0
 
 
-@async_test
 async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -443,7 +424,6 @@ async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
     assert keeping.monarch.ports[-1].closed
 
 
-@async_test
 async def test_actors_that_ended_before_a_cast_forget_its_values() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -458,7 +438,6 @@ async def test_actors_that_ended_before_a_cast_forget_its_values() -> None:
     assert forgotten(keeping) == [(1,)]
 
 
-@async_test
 async def test_references_take_the_place_of_values_without_a_delivery() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -474,7 +453,6 @@ async def test_references_take_the_place_of_values_without_a_delivery() -> None:
     assert not keeping.deliveries()
 
 
-@async_test
 async def test_processes_that_an_actor_has_spawned_have_no_references() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -483,7 +461,6 @@ async def test_processes_that_an_actor_has_spawned_have_no_references() -> None:
         await keeping.use(reference=True)
 
 
-@async_test
 async def test_a_call_that_cannot_be_sent_with_references_does_not_keep_their_values() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -496,7 +473,6 @@ async def test_a_call_that_cannot_be_sent_with_references_does_not_keep_their_va
     assert kept.uses == 0
 
 
-@async_test
 async def test_a_value_is_fetched_to_the_process_that_asks_for_it() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
@@ -511,7 +487,6 @@ async def test_a_value_is_fetched_to_the_process_that_asks_for_it() -> None:
     assert await keeping.kept.fetch(TAKERS, 1, KEPT, 0) == b"-this process does not belong to the session"
 
 
-@async_test
 async def test_a_process_that_asks_for_a_value_learns_why_it_cannot_get_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
@@ -529,7 +504,6 @@ async def test_a_process_that_asks_for_a_value_learns_why_it_cannot_get_it() -> 
     assert (await keeping.kept.fetch(2, 0, KEPT, 0))[:1] == b"-"
 
 
-@async_test
 async def test_a_defect_does_not_leave_the_process_that_asks_for_a_value_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -27,7 +27,7 @@ from meshgate_sync.upload import SyncGone, SyncOffer, compress, pack
 from meshgate_wire import Fragments, Limits
 from meshgate_wire.message_codec import dump_header
 from meshgate_wire.messages import SYNC_STREAM, Sync
-from tests.gateway.engine.fakes import Sent, async_test, host_mesh, turns, until
+from tests.gateway.engine.fakes import Sent, host_mesh, turns, until
 from tests.sync.trees import Content
 
 FIRST = Content()
@@ -124,7 +124,6 @@ async def syncing() -> AsyncIterator[Synced]:
 # --- what the client gets
 
 
-@async_test
 async def test_a_status_names_as_many_failed_hosts_as_fit_and_counts_them_all() -> None:
     async with syncing() as synced:
         failed = {f"workers-{host}": f"host {host}: {'disk full ' * 10_000}" for host in range(5000)}
@@ -139,7 +138,6 @@ async def test_a_status_names_as_many_failed_hosts_as_fit_and_counts_them_all() 
         assert len(dump_header(synced.sent.of(Sync)[0])) < Limits().max_header
 
 
-@async_test
 async def test_a_status_lists_the_hosts_that_were_lost() -> None:
     async with syncing() as synced:
         hosts = host_mesh(3)
@@ -151,7 +149,6 @@ async def test_a_status_lists_the_hosts_that_were_lost() -> None:
         assert (status["failed"], status["lost"]) == (failed, ["workers-1"])
 
 
-@async_test
 async def test_a_host_has_a_parent_once_code_is_distributed() -> None:
     async with syncing() as synced:
         assert synced.sync.parent_of("workers-0") == ""
@@ -168,7 +165,6 @@ async def test_a_host_has_a_parent_once_code_is_distributed() -> None:
 # --- versions
 
 
-@async_test
 async def test_a_spawn_waits_until_its_version_is_offered() -> None:
     async with syncing() as synced:
         waiting = asyncio.ensure_future(synced.sync.wait_for_version(V1, []))
@@ -178,7 +174,6 @@ async def test_a_spawn_waits_until_its_version_is_offered() -> None:
         assert await waiting == V1
 
 
-@async_test
 async def test_a_version_that_is_not_offered_in_time_fails_the_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_sync, "OFFER_TIMEOUT", 0.01)
     async with syncing() as synced:
@@ -187,7 +182,6 @@ async def test_a_version_that_is_not_offered_in_time_fails_the_spawn(monkeypatch
         assert caught.value.failure.kind == "stale_code"
 
 
-@async_test
 async def test_hosts_that_cannot_get_the_version_are_named() -> None:
     async with syncing() as synced:
         await synced.offer_first()
@@ -198,7 +192,6 @@ async def test_hosts_that_cannot_get_the_version_are_named() -> None:
         assert synced.agents.waited == [["workers-0", "workers-1"]]
 
 
-@async_test
 async def test_a_version_whose_files_changed_is_superseded_by_the_next_one_offered() -> None:
     async with syncing() as synced:
         synced.agents.blocked.add(V1)
@@ -212,7 +205,6 @@ async def test_a_version_whose_files_changed_is_superseded_by_the_next_one_offer
         assert await _version_without_hosts(synced, waiting) == V2
 
 
-@async_test
 async def test_a_version_whose_files_changed_after_the_next_was_offered_is_superseded_at_once() -> None:
     async with syncing() as synced:
         synced.agents.blocked.add(V1)
@@ -232,7 +224,6 @@ async def _version_without_hosts(synced: Synced, waiting: asyncio.Future[str]) -
     return synced.agents.roots[-1]
 
 
-@async_test
 async def test_a_version_that_the_client_gives_up_fails_its_spawns_with_the_reason() -> None:
     async with syncing() as synced:
         waiting = asyncio.ensure_future(synced.sync.wait_for_version(V1, ["workers-0"]))
@@ -245,7 +236,6 @@ async def test_a_version_that_the_client_gives_up_fails_its_spawns_with_the_reas
         assert status["failed"] == {"the gateway": "the directory was removed"}
 
 
-@async_test
 async def test_a_corrupt_offer_is_rejected_and_a_correct_one_accepted_afterwards() -> None:
     async with syncing() as synced:
         await synced.send(SyncOffer(root=V1, delta_size=3), b"\0bad")
@@ -255,7 +245,6 @@ async def test_a_corrupt_offer_is_rejected_and_a_correct_one_accepted_afterwards
         assert await synced.sync.wait_for_version(V1, []) == V1
 
 
-@async_test
 async def test_an_offer_against_an_unknown_base_is_answered_with_the_known_ones() -> None:
     async with syncing() as synced:
         await synced.offer(SECOND, encode(diff(FIRST_TREE, SECOND_TREE)), V2)
@@ -265,7 +254,6 @@ async def test_an_offer_against_an_unknown_base_is_answered_with_the_known_ones(
         assert await synced.sync.wait_for_version(V2, []) == V2
 
 
-@async_test
 async def test_an_invalid_message_is_rejected_before_anything_starts() -> None:
     async with syncing() as synced:
         with pytest.raises(RequestFailed, match="invalid sync message"):
@@ -276,7 +264,6 @@ async def test_an_invalid_message_is_rejected_before_anything_starts() -> None:
 # --- agents
 
 
-@async_test
 async def test_nothing_starts_before_the_client_offers_a_version() -> None:
     async with syncing() as synced:
         synced.objects.add(1, hosts := host_mesh())
@@ -288,7 +275,6 @@ async def test_nothing_starts_before_the_client_offers_a_version() -> None:
     assert not synced.agents.closed
 
 
-@async_test
 async def test_hosts_get_agents_whether_they_join_before_or_after_the_first_version() -> None:
     async with syncing() as synced:
         synced.objects.add(1, host_mesh(name="early"))
@@ -300,7 +286,6 @@ async def test_hosts_get_agents_whether_they_join_before_or_after_the_first_vers
         assert synced.made == 1
 
 
-@async_test
 async def test_agents_are_notified_of_hosts_and_processes_that_end() -> None:
     async with syncing() as synced:
         await synced.sync.start()
@@ -311,7 +296,6 @@ async def test_agents_are_notified_of_hosts_and_processes_that_end() -> None:
     assert synced.agents.closed
 
 
-@async_test
 async def test_a_start_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with syncing() as synced:
         with monkeypatch.context() as patch:
@@ -326,16 +310,12 @@ async def _no_address(*_: object) -> None:
     raise OSError("no free port")
 
 
-def test_a_process_without_a_version_gets_no_code() -> None:
-    async def main() -> None:
-        sync = Synced().sync
-        assert sync.process_code(None, ["src"]) is None
-        assert sync.process_code(V1, ("src",)) == (worker_sources(PROCESS_MODULES), V1, ["src"])
-
-    asyncio.run(main())
+async def test_a_process_without_a_version_gets_no_code() -> None:
+    sync = Synced().sync
+    assert sync.process_code(None, ["src"]) is None
+    assert sync.process_code(V1, ("src",)) == (worker_sources(PROCESS_MODULES), V1, ["src"])
 
 
-@async_test
 async def test_the_end_of_the_session_is_not_reported_as_stale_code() -> None:
     synced = Synced()
     await synced.offer_first()

@@ -27,7 +27,7 @@ from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
 from meshgate_wire.messages import Host
-from tests.gateway.engine.fakes import FakeMonarch, async_test, host_mesh, start_task, turns
+from tests.gateway.engine.fakes import FakeMonarch, host_mesh, start_task, turns
 
 ROOT = "ab" * 32
 FIRST_GROUP = FIRST_NUMBER + 1
@@ -96,7 +96,6 @@ class Provided:
         await asyncio.wait_for(self.agents.wait_ready(names, ROOT), 5)
 
 
-@async_test
 async def test_the_hosts_of_a_mesh_get_their_agents_together() -> None:
     provided = Provided()
     await provided.provide(host_mesh())
@@ -109,7 +108,6 @@ async def test_the_hosts_of_a_mesh_get_their_agents_together() -> None:
     assert addresses == {GATEWAY: ("127.0.0.1", 700), "workers-0": ("10.0.0.0", 5), "workers-1": ("10.0.0.1", 5)}
 
 
-@async_test
 async def test_agents_listen_on_loopback_unless_the_gateway_is_remote() -> None:
     local, remote = Provided(), Provided(("10.9.9.9", 700))
     for provided in (local, remote):
@@ -118,7 +116,6 @@ async def test_agents_listen_on_loopback_unless_the_gateway_is_remote() -> None:
     assert remote.monarch.engine_calls[0][2][3:] == ("0.0.0.0", ["10.0.0.0"])
 
 
-@async_test
 async def test_hosts_that_are_attached_again_keep_their_agents() -> None:
     provided = Provided()
     await provided.provide(host_mesh())
@@ -126,7 +123,6 @@ async def test_hosts_that_are_attached_again_keep_their_agents() -> None:
     assert len(provided.starts()) == 1
 
 
-@async_test
 async def test_hosts_without_names_get_no_agents() -> None:
     provided = Provided()
     hosts = host_mesh()
@@ -135,7 +131,6 @@ async def test_hosts_without_names_get_no_agents() -> None:
     assert provided.starts() == []
 
 
-@async_test
 async def test_if_starting_together_fails_each_host_is_tried_alone() -> None:
     provided = Provided()
     provided.fails = lambda names: "workers-1" in names
@@ -146,7 +141,6 @@ async def test_if_starting_together_fails_each_host_is_tried_alone() -> None:
     assert provided.ended == [FIRST_GROUP, FIRST_GROUP + 2]
 
 
-@async_test
 async def test_a_host_whose_disk_is_full_fails_for_that_reason_and_the_others_do_not() -> None:
     provided = Provided()
     provided.refused = {"workers-1": "no space left on the disk"}
@@ -155,7 +149,6 @@ async def test_a_host_whose_disk_is_full_fails_for_that_reason_and_the_others_do
     assert provided.tree.removed == [("workers-1", "no space left on the disk")]
 
 
-@async_test
 async def test_a_host_that_cannot_get_an_agent_is_named_and_tried_again_for_the_next_request() -> None:
     provided = Provided()
     provided.fails = lambda names: True
@@ -167,7 +160,6 @@ async def test_a_host_that_cannot_get_an_agent_is_named_and_tried_again_for_the_
     await provided.ready("workers-0")
 
 
-@async_test
 async def test_an_agent_that_does_not_start_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_agents, "START_TIMEOUT", 0.01)
     provided = Provided()
@@ -182,7 +174,6 @@ async def test_an_agent_that_does_not_start_in_time_is_given_up(monkeypatch: pyt
 # --- hosts and agents that end
 
 
-@async_test
 async def test_a_lost_host_is_missing_until_it_is_back() -> None:
     provided = Provided()
     hosts = host_mesh()
@@ -200,7 +191,6 @@ async def test_a_lost_host_is_missing_until_it_is_back() -> None:
     assert provided.starts() == [["workers-0", "workers-1"], ["workers-1"]]
 
 
-@async_test
 async def test_the_new_address_of_a_restarted_agent_is_announced_to_the_others() -> None:
     provided = Provided()
     await provided.provide(host_mesh())
@@ -210,7 +200,6 @@ async def test_the_new_address_of_a_restarted_agent_is_announced_to_the_others()
     assert (endpoint, payload) == ("moved", ({"workers-1": ("10.0.0.1", 5)},))
 
 
-@async_test
 async def test_a_host_that_is_lost_while_its_agent_starts_does_not_keep_the_others_from_theirs() -> None:
     provided = Provided()
     provided.monarch.hold = True
@@ -223,7 +212,6 @@ async def test_a_host_that_is_lost_while_its_agent_starts_does_not_keep_the_othe
     assert provided.starts() == [["workers-0"]]
 
 
-@async_test
 async def test_an_agent_that_dies_as_it_has_started_is_started_again() -> None:
     provided, start = Provided(), []
 
@@ -240,7 +228,6 @@ async def test_an_agent_that_dies_as_it_has_started_is_started_again() -> None:
     assert provided.ended == [FIRST_GROUP]
 
 
-@async_test
 async def test_agents_do_not_wait_for_a_lost_host_that_had_not_answered_and_start_when_it_is_replaced() -> None:
     provided, hosts = Provided(), host_mesh()
     await provided.provide(hosts)
@@ -260,7 +247,6 @@ async def test_agents_do_not_wait_for_a_lost_host_that_had_not_answered_and_star
     await provided.ready("workers-0", "workers-1")
 
 
-@async_test
 async def test_an_agent_that_dies_is_restarted_on_its_host_alone() -> None:
     provided = Provided()
     await provided.provide(host_mesh())
@@ -271,7 +257,6 @@ async def test_an_agent_that_dies_is_restarted_on_its_host_alone() -> None:
     assert provided.tree.restarted == ["workers-1"]
 
 
-@async_test
 async def test_an_agent_that_keeps_dying_is_restarted_only_for_a_request() -> None:
     provided = Provided()
     await provided.provide(host_mesh(1))
@@ -286,7 +271,6 @@ async def test_an_agent_that_keeps_dying_is_restarted_only_for_a_request() -> No
     assert len(provided.starts()) == 2 + MAX_DEATHS
 
 
-@async_test
 async def test_an_agent_that_ran_for_a_while_starts_a_new_series_of_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_agents, "STABLE_AFTER", -1.0)
     provided = Provided()
@@ -298,7 +282,6 @@ async def test_an_agent_that_ran_for_a_while_starts_a_new_series_of_deaths(monke
     assert provided.tree.removed == []
 
 
-@async_test
 async def test_a_replaced_host_is_no_longer_expected() -> None:
     provided = Provided()
     await provided.provide(host_mesh())
@@ -307,7 +290,6 @@ async def test_a_replaced_host_is_no_longer_expected() -> None:
     await provided.ready("workers-0", "workers-1")  # a name that is not known is not waited for
 
 
-@async_test
 async def test_closing_stops_the_agents_except_on_lost_hosts_and_starts_no_others() -> None:
     provided = Provided()
     kept, lost = host_mesh(name="kept"), host_mesh(name="lost")
@@ -322,7 +304,6 @@ async def test_closing_stops_the_agents_except_on_lost_hosts_and_starts_no_other
     assert len(provided.starts()) == 2
 
 
-@async_test
 async def test_agents_that_start_when_the_session_ends_fail_on_no_host() -> None:
     provided = Provided()
     provided.monarch.hold = True
@@ -426,26 +407,20 @@ def test_what_work_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 0.01])
-def test_work_that_is_cut_short_has_ended_on_return(timeout: float | None) -> None:
-    async def main() -> None:
-        work, stop = Work(), never()
-        if timeout is None:
-            asyncio.get_running_loop().call_soon(stop.set_result, None)
-        assert not await run_until((stop,), work.run(), timeout=timeout)
-        assert work.ended
-
-    asyncio.run(main())
+async def test_work_that_is_cut_short_has_ended_on_return(timeout: float | None) -> None:
+    work, stop = Work(), never()
+    if timeout is None:
+        asyncio.get_running_loop().call_soon(stop.set_result, None)
+    assert not await run_until((stop,), work.run(), timeout=timeout)
+    assert work.ended
 
 
-def test_cancelling_the_wait_cancels_the_work() -> None:
-    async def main() -> None:
-        work = Work()
-        waiting = asyncio.ensure_future(run_until((never(),), work.run()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert work.ended
-
-    asyncio.run(main())
+async def test_cancelling_the_wait_cancels_the_work() -> None:
+    work = Work()
+    waiting = asyncio.ensure_future(run_until((never(),), work.run()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert work.ended

@@ -16,7 +16,7 @@ from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Adopted, Failed, MeshRef, Region, Reload, stream_of
-from tests.gateway.engine.fakes import FakeMonarch, Sent, async_test, proc_mesh, start_task, turns, until
+from tests.gateway.engine.fakes import FakeMonarch, Sent, proc_mesh, start_task, turns, until
 
 PROCS = 2
 
@@ -75,7 +75,6 @@ class Reloaded:
 # --- before actors are spawned
 
 
-@async_test
 async def test_processes_that_run_the_version_are_left_alone() -> None:
     reloaded = Reloaded()
     await reloaded.bring_up_to_date("v1")
@@ -83,7 +82,6 @@ async def test_processes_that_run_the_version_are_left_alone() -> None:
     assert reloaded.waited == []
 
 
-@async_test
 async def test_processes_of_a_mesh_that_an_endpoint_returned_are_left_alone() -> None:
     reloaded = Reloaded()
     reloaded.procs.hosts = None
@@ -91,7 +89,6 @@ async def test_processes_of_a_mesh_that_an_endpoint_returned_are_left_alone() ->
     assert reloaded.monarch.engine_calls == []
 
 
-@async_test
 async def test_processes_that_run_another_version_are_reloaded_once_their_hosts_have_it() -> None:
     reloaded = Reloaded()
     await reloaded.bring_up_to_date()
@@ -101,7 +98,6 @@ async def test_processes_that_run_another_version_are_reloaded_once_their_hosts_
     assert reloaded.procs.runs("v2", [0, 1])
 
 
-@async_test
 async def test_processes_are_known_to_run_the_version_that_superseded_the_requested_one() -> None:
     reloaded = Reloaded()
     reloaded.newest["v2"] = "v3"
@@ -109,7 +105,6 @@ async def test_processes_are_known_to_run_the_version_that_superseded_the_reques
     assert reloaded.procs.runs("v3", [0, 1])
 
 
-@async_test
 async def test_only_the_processes_of_a_slice_are_reloaded() -> None:
     reloaded = Reloaded()
     await reloaded.bring_up_to_date(region=hosts_region(1, 1))
@@ -118,7 +113,6 @@ async def test_only_the_processes_of_a_slice_are_reloaded() -> None:
     assert reloaded.procs.runs("v2", [1])
 
 
-@async_test
 async def test_the_same_processes_are_reloaded_by_the_same_actors() -> None:
     reloaded = Reloaded()
     await reloaded.bring_up_to_date("v2")
@@ -128,7 +122,6 @@ async def test_the_same_processes_are_reloaded_by_the_same_actors() -> None:
     assert reloaded.spawned == 2
 
 
-@async_test
 async def test_after_a_reload_that_failed_the_next_spawn_reloads_again() -> None:
     reloaded = Reloaded()
     reloaded.monarch.on_engine_call = _raise
@@ -144,7 +137,6 @@ def _raise(endpoint: str, args: object) -> None:
     raise RuntimeError("SyntaxError: '('")
 
 
-@async_test
 async def test_a_process_that_dies_during_a_reload_fails_it_with_the_reason() -> None:
     reloaded = Reloaded()
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,7 +159,6 @@ async def test_a_process_that_dies_during_a_reload_fails_it_with_the_reason() ->
 # --- reload()
 
 
-@async_test
 async def test_a_reload_is_a_call_whose_success_says_what_the_ranks_run() -> None:
     reloaded = Reloaded()
     await reloaded.reload()
@@ -181,7 +172,6 @@ async def test_a_reload_is_a_call_whose_success_says_what_the_ranks_run() -> Non
     assert reloaded.procs.runs("v2", [0, 1])
 
 
-@async_test
 async def test_after_a_reload_that_raised_on_a_rank_nothing_is_known_about_any() -> None:
     reloaded = Reloaded()
     await reloaded.reload()
@@ -192,7 +182,6 @@ async def test_after_a_reload_that_raised_on_a_rank_nothing_is_known_about_any()
     assert not reloaded.procs.runs("v1", [1])
 
 
-@async_test
 async def test_processes_that_run_no_version_can_be_reloaded() -> None:
     reloaded = Reloaded(version=None)
     await reloaded.reload()
@@ -202,7 +191,6 @@ async def test_processes_that_run_no_version_can_be_reloaded() -> None:
     assert reloaded.procs.runs("v2", [0, 1])
 
 
-@async_test
 async def test_a_process_that_was_only_slow_is_reloaded_again() -> None:
     reloaded = Reloaded()
     await reloaded.reload(hosts_region(1))
@@ -214,7 +202,6 @@ async def test_a_process_that_was_only_slow_is_reloaded_again() -> None:
     assert reloaded.spawned == 3  # for both ranks once more, and still the same for the slice
 
 
-@async_test
 async def test_dead_processes_cannot_be_reloaded_but_a_slice_without_them() -> None:
     reloaded = Reloaded()
     reloaded.procs.dead[1] = "killed"

@@ -45,7 +45,6 @@ from meshgate_wire.messages import (
     Values,
 )
 from tests.gateway.engine.detached_session import applicant, call, detached, end, take_over
-from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
 
 PIECE = bytes(100_000)
@@ -56,7 +55,6 @@ def say(client: EngineClient, text: str) -> None:
     client.engine._send_output([PrintedLine("stdout", "actors", 0, "workers-0", text, "\n")])
 
 
-@async_test
 async def test_a_new_holder_learns_what_was_created_and_called() -> None:
     client, actors = await detached()
     client.send(call(2, actors, "done"), b"arguments", stream=actors)
@@ -87,7 +85,6 @@ async def test_a_new_holder_learns_what_was_created_and_called() -> None:
     await end(client)
 
 
-@async_test
 async def test_a_new_holder_spawns_with_the_import_paths_of_the_newest_version() -> None:
     client, actors = await detached()
     ledger = client.engine._ledger
@@ -98,7 +95,6 @@ async def test_a_new_holder_spawns_with_the_import_paths_of_the_newest_version()
     await end(client)
 
 
-@async_test
 async def test_a_new_holder_gets_replies_to_its_own_requests_only() -> None:
     client, _ = await detached()
     client.engine._ledger._numbers.add(5)
@@ -112,7 +108,6 @@ async def test_a_new_holder_gets_replies_to_its_own_requests_only() -> None:
     await end(client)
 
 
-@async_test
 async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
     client, _ = await detached()
     number = client.number()
@@ -158,7 +153,6 @@ def keeping(number: int, actors: int, keep: int, *used: int) -> Call:
     return call(number, actors).model_copy(update={"keep": keep, "arguments": arguments})
 
 
-@async_test
 async def test_numbers_that_waiting_messages_are_going_to_use_are_not_given_again() -> None:
     client, actors = await detached()
     client.monarch.hold = True
@@ -175,7 +169,6 @@ async def test_numbers_that_waiting_messages_are_going_to_use_are_not_given_agai
     await end(client)
 
 
-@async_test
 async def test_calls_of_a_killed_driver_get_their_kept_values_which_are_then_dropped() -> None:
     client, actors = await detached()
     others = client.spawn_all()
@@ -207,7 +200,6 @@ async def keep_values(client: EngineClient, actors: int, kept: int, number: int 
     await client.turns()
 
 
-@async_test
 async def test_a_new_holder_gets_the_values_that_the_earlier_one_has_named() -> None:
     client, actors = await detached()
     named, other, lost = client.number(), client.number(), client.number()
@@ -238,7 +230,6 @@ def name_kept(kept: int, name: str, rank: int) -> NameKept:
     return NameKept(kept=kept, name=name, label="actors.step.keep()", procs=2, region=region)
 
 
-@async_test
 async def test_each_name_for_a_part_of_kept_values_reaches_a_new_holder() -> None:
     client, actors = await detached()
     kept = client.number()
@@ -271,7 +262,6 @@ def _sent(client: EngineClient) -> str:
     return "keep" if payload[0] == "keep" else endpoint
 
 
-@async_test
 async def test_calls_in_flight_when_the_session_is_detached_are_kept() -> None:
     client = EngineClient()
     client.engine.admission.admit(applicant("first"))
@@ -284,7 +274,6 @@ async def test_calls_in_flight_when_the_session_is_detached_are_kept() -> None:
     await end(client)
 
 
-@async_test
 async def test_results_that_were_on_their_way_when_the_session_was_detached_are_kept_once_they_are_sent_back() -> None:
     client = EngineClient()
     client.engine.admission.admit(applicant("first"))
@@ -317,7 +306,6 @@ async def test_results_that_were_on_their_way_when_the_session_was_detached_are_
     await end(client)
 
 
-@async_test
 async def test_the_user_learns_which_result_is_too_large_to_be_kept() -> None:
     client, actors = await detached()
     header = Returned(request=call(1, actors), reply=Values(call=1))
@@ -328,7 +316,6 @@ async def test_the_user_learns_which_result_is_too_large_to_be_kept() -> None:
     await client.end()
 
 
-@async_test
 async def test_a_new_holder_learns_what_was_stopped_and_dropped() -> None:
     client, actors = await detached()
     client.send(call(2, actors), b"arguments", stream=actors)
@@ -376,7 +363,6 @@ def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
     ledger.close()
 
 
-@async_test
 async def test_a_session_describes_itself() -> None:
     client, actors = await detached()
     client.send(call(2, actors), b"arguments", stream=actors)

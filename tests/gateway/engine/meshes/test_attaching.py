@@ -13,7 +13,7 @@ from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, MeshRef
-from tests.gateway.engine.fakes import FakeMonarch, Sent, async_test, host_mesh, proc_mesh, turns
+from tests.gateway.engine.fakes import FakeMonarch, Sent, host_mesh, proc_mesh, turns
 
 FOUND = [Host(name=f"workers-{rank}", address=f"tcp://10.0.0.{rank}:1") for rank in range(2)]
 
@@ -45,7 +45,6 @@ class Attached:
         return self.objects.get(header.object)
 
 
-@async_test
 async def test_attached_hosts_are_sent_to_the_client_and_reported() -> None:
     attached = Attached()
     await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
@@ -54,7 +53,6 @@ async def test_attached_hosts_are_sent_to_the_client_and_reported() -> None:
     assert attached.notified == [attached.objects.get(1)]
 
 
-@async_test
 async def test_an_address_that_this_session_has_lost_cannot_be_attached_to_again() -> None:
     attached = Attached("tcp://10.0.0.1:1")
     expected = (
@@ -65,7 +63,6 @@ async def test_an_address_that_this_session_has_lost_cannot_be_attached_to_again
     assert attached.monarch.attached == []
 
 
-@async_test
 async def test_a_host_of_another_release_is_refused_with_the_versions_of_all_three() -> None:
     attached = Attached()
     attached.found = [FOUND[0], FOUND[1].model_copy(update={"python": "3.9.1", "monarch": "9"})]
@@ -76,7 +73,6 @@ async def test_a_host_of_another_release_is_refused_with_the_versions_of_all_thr
     assert attached.monarch.attached == []
 
 
-@async_test
 async def test_a_port_that_arrives_is_adopted_by_its_address() -> None:
     attached = Attached()
     channel = await attached.adopt(Adopt(object=-1, kind="port", address="port@rank1"))
@@ -84,7 +80,6 @@ async def test_a_port_that_arrives_is_adopted_by_its_address() -> None:
     assert channel.port == "port@rank1"
 
 
-@async_test
 async def test_meshes_that_arrive_are_adopted_with_the_meshes_they_are_on() -> None:
     attached = Attached()
     attached.objects.add(1, host_mesh())
@@ -106,7 +101,6 @@ async def test_meshes_that_arrive_are_adopted_with_the_meshes_they_are_on() -> N
     assert attached.watched == [(2, parent)]
 
 
-@async_test
 async def test_actors_that_arrive_have_the_dead_ranks_of_their_processes() -> None:
     attached = Attached()
     attached.objects.add(2, proc_mesh())
@@ -119,7 +113,6 @@ async def test_actors_that_arrive_have_the_dead_ranks_of_their_processes() -> No
     assert actors.dead.stopped == {1}
 
 
-@async_test
 async def test_a_mesh_cannot_be_adopted_without_its_region_or_without_having_arrived() -> None:
     attached = Attached()
     number = attached.objects.add_reference(object())
@@ -129,7 +122,6 @@ async def test_a_mesh_cannot_be_adopted_without_its_region_or_without_having_arr
         await attached.adopt(Adopt(object=-2, kind="procs", region=hosts_region(1)))
 
 
-@async_test
 async def test_a_mesh_from_inside_a_pickle_brings_its_reference() -> None:
     attached = Attached()
     header = Adopt(object=7, kind="actors", name="actors", region=hosts_region(2), has_reference=True)
@@ -143,7 +135,6 @@ async def test_a_mesh_from_inside_a_pickle_brings_its_reference() -> None:
 FIRST, SECOND = Host(name="workers-0"), Host(name="workers-1")
 
 
-@async_test
 async def test_a_reply_in_parts_is_one_list_of_hosts() -> None:
     sent: list[HostsRequest] = []
     requests = HostRequests(sent.append)
@@ -157,7 +148,6 @@ async def test_a_reply_in_parts_is_one_list_of_hosts() -> None:
     assert [request.mesh for request in sent] == ["workers"]
 
 
-@async_test
 async def test_callers_that_ask_for_the_same_mesh_share_a_request() -> None:
     sent: list[HostsRequest] = []
     requests = HostRequests(sent.append)
@@ -171,7 +161,6 @@ async def test_callers_that_ask_for_the_same_mesh_share_a_request() -> None:
     assert second.result() == (FIRST,)
 
 
-@async_test
 async def test_a_mesh_without_hosts_fails_with_the_reason_of_the_server() -> None:
     requests = HostRequests(lambda request: None)
     finding = asyncio.ensure_future(requests.find("workers"))
@@ -181,7 +170,6 @@ async def test_a_mesh_without_hosts_fails_with_the_reason_of_the_server() -> Non
         await finding
 
 
-@async_test
 async def test_a_reply_that_was_not_requested_is_ignored_and_the_next_request_asks_again() -> None:
     sent: list[HostsRequest] = []
     requests = HostRequests(sent.append)
@@ -193,7 +181,6 @@ async def test_a_reply_that_was_not_requested_is_ignored_and_the_next_request_as
     assert len(sent) == 1
 
 
-@async_test
 async def test_a_request_is_repeated_to_another_server_and_the_parts_of_the_last_ones_reply_are_dropped() -> None:
     sent: list[HostsRequest] = []
     requests = HostRequests(sent.append)

@@ -15,7 +15,7 @@ from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Host, HostEnding, HostsAttached
-from tests.gateway.engine.fakes import Sent, async_test, host_mesh, proc_mesh, turns
+from tests.gateway.engine.fakes import Sent, host_mesh, proc_mesh, turns
 
 HOSTS, PROCS = 1, 2
 REPLACEMENT = Host(name="workers-1b", address="tcp://10.0.0.9:1")
@@ -41,7 +41,6 @@ class Watched:
         self.events.append(("replaced", name))
 
 
-@async_test
 async def test_a_lost_host_is_remembered_by_name_and_by_address() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "OOMKilled")
@@ -50,7 +49,6 @@ async def test_a_lost_host_is_remembered_by_name_and_by_address() -> None:
     assert watched.events == [("lost", "workers-1")]
 
 
-@async_test
 async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> None:
     watched = Watched()
     here, elsewhere = proc_mesh(watched.hosts), proc_mesh(host_mesh(name="others"))
@@ -64,7 +62,6 @@ async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> Non
     assert (here.lost_hosts, elsewhere.lost_hosts) == ({"workers-1"}, set())
 
 
-@async_test
 async def test_processes_on_other_hosts_are_given_up_if_not_all_hosts_had_answered() -> None:
     watched = Watched()
     watched.hosts.attaching = asyncio.get_running_loop().create_future()
@@ -78,7 +75,6 @@ async def test_processes_on_other_hosts_are_given_up_if_not_all_hosts_had_answer
     assert "workers-1: evicted" in procs.given_up
 
 
-@async_test
 async def test_a_replaced_host_completes_its_mesh_for_the_client_and_the_listener() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "evicted", returns=True)
@@ -89,7 +85,6 @@ async def test_a_replaced_host_completes_its_mesh_for_the_client_and_the_listene
     assert (attached.object, [host.name for host in attached.hosts]) == (HOSTS, ["workers-0", "workers-1b"])
 
 
-@async_test
 async def test_a_mesh_with_other_hosts_missing_is_not_reported_as_attached() -> None:
     watched = Watched()
     for name in watched.hosts.names:
@@ -99,7 +94,6 @@ async def test_a_mesh_with_other_hosts_missing_is_not_reported_as_attached() -> 
     assert ("attached", "workers") not in watched.events
 
 
-@async_test
 async def test_a_host_back_at_its_old_address_is_not_reported_as_attached() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "evicted", returns=True)
@@ -109,7 +103,6 @@ async def test_a_host_back_at_its_old_address_is_not_reported_as_attached() -> N
     assert "restarted at its old address" in watched.hosts.missing_among(["workers-1"])
 
 
-@async_test
 async def test_hosts_of_other_meshes_are_left_alone() -> None:
     watched = Watched()
     watched.watch.host_lost("others-0", "evicted")
@@ -122,7 +115,6 @@ async def test_hosts_of_other_meshes_are_left_alone() -> None:
 # --- waiting for hosts
 
 
-@async_test
 async def test_waiting_ends_when_the_last_missing_host_is_back() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-0", "evicted", returns=True)
@@ -136,14 +128,12 @@ async def test_waiting_ends_when_the_last_missing_host_is_back() -> None:
     await waiting
 
 
-@async_test
 async def test_waiting_for_a_slice_ignores_hosts_outside_it() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "evicted", returns=True)
     await watched.watch.wait_available(watched.hosts, hosts_region(1))
 
 
-@async_test
 async def test_waiting_fails_as_soon_as_a_host_is_lost_for_good() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "its pod was deleted", returns=True)
@@ -155,7 +145,6 @@ async def test_waiting_fails_as_soon_as_a_host_is_lost_for_good() -> None:
     assert caught.value.failure.step == "workers.initialized"
 
 
-@async_test
 async def test_waiting_fails_for_a_host_that_restarted_at_its_old_address() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "evicted", returns=True)
@@ -164,7 +153,6 @@ async def test_waiting_fails_for_a_host_that_restarted_at_its_old_address() -> N
         await watched.watch.wait_available(watched.hosts, None)
 
 
-@async_test
 async def test_waiting_fails_when_a_host_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", 0.01)
     watched = Watched()
@@ -173,7 +161,6 @@ async def test_waiting_fails_when_a_host_takes_too_long(monkeypatch: pytest.Monk
         await watched.watch.wait_available(watched.hosts, None)
 
 
-@async_test
 async def test_a_further_server_that_reports_the_same_again_changes_nothing() -> None:
     watched = Watched()
     for _ in range(2):
@@ -187,7 +174,6 @@ async def test_a_further_server_that_reports_the_same_again_changes_nothing() ->
     assert REPLACEMENT.name not in watched.watch.reasons
 
 
-@async_test
 async def test_a_mesh_with_a_host_that_refuses_is_given_up_and_names_the_versions() -> None:
     watched = Watched()
     procs = proc_mesh(watched.hosts)
@@ -210,7 +196,6 @@ async def test_a_mesh_with_a_host_that_refuses_is_given_up_and_names_the_version
         await watched.watch.wait_available(watched.hosts, None)
 
 
-@async_test
 async def test_a_refusing_host_with_a_name_is_found_by_its_address() -> None:
     watched = Watched()
     named = Host(name="named", address="tcp://localhost:7@tcp://0.0.0.0:7", identity="pod-1")
@@ -223,7 +208,6 @@ async def test_a_refusing_host_with_a_name_is_found_by_its_address() -> None:
     assert watched.hosts.refused == ""
 
 
-@async_test
 async def test_the_client_has_one_notice_of_a_host_that_is_about_to_end() -> None:
     watched = Watched()
     assert watched.watch.host_ending("workers-1", "drained", 30.0)
@@ -238,7 +222,6 @@ async def test_the_client_has_one_notice_of_a_host_that_is_about_to_end() -> Non
     assert dict(watched.watch.explained) == {"workers-1": "it was drained"}
 
 
-@async_test
 async def test_a_replacement_repeats_the_notices_of_other_hosts() -> None:
     watched = Watched()
     for name in watched.hosts.names:
@@ -252,7 +235,6 @@ async def test_a_replacement_repeats_the_notices_of_other_hosts() -> None:
     assert notice.host == "workers-0"
 
 
-@async_test
 async def test_waiting_for_hosts_waits_for_the_replacement_of_one_that_is_about_to_end() -> None:
     watched = Watched()
     watched.watch.host_ending("workers-1", "drained", 30.0)
@@ -267,7 +249,6 @@ async def test_waiting_for_hosts_waits_for_the_replacement_of_one_that_is_about_
     await asyncio.wait_for(waiting, 10)
 
 
-@async_test
 async def test_hosts_that_take_too_long_to_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", -1.0)
     watched = Watched()
@@ -276,7 +257,6 @@ async def test_hosts_that_take_too_long_to_end_are_named(monkeypatch: pytest.Mon
         await watched.watch.wait_available(watched.hosts, None)
 
 
-@async_test
 async def test_the_time_in_which_hosts_must_return_begins_when_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", -1.0)
     watched = Watched()
@@ -289,7 +269,6 @@ async def test_the_time_in_which_hosts_must_return_begins_when_they_have_ended(m
     await asyncio.wait_for(waiting, 10)
 
 
-@async_test
 async def test_the_end_of_the_job_is_that_of_every_host_until_it_is_withdrawn() -> None:
     watched = Watched()
     watched.objects.add(PROCS, attached_hosts(None, "returned", [Host(name="")]))  # by an endpoint
@@ -311,14 +290,12 @@ async def test_the_end_of_the_job_is_that_of_every_host_until_it_is_withdrawn() 
     assert watched.watch.end_of("workers-1") is None
 
 
-@async_test
 async def test_hosts_that_end_with_the_job_are_not_waited_for() -> None:
     watched = Watched()
     watched.watch.job_ending("its time limit", 30.0)
     await watched.watch.wait_available(watched.hosts, None)
 
 
-@async_test
 async def test_a_host_that_was_removed_from_its_mesh_is_not_waited_for_until_the_mesh_has_it_again() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "job.scale() has removed it", removed=True)

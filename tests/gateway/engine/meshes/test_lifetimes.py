@@ -20,7 +20,6 @@ from tests.gateway.engine.fakes import (
     FakeMonarch,
     Sent,
     actor_mesh,
-    async_test,
     host_mesh,
     proc_mesh,
     start_task,
@@ -81,7 +80,6 @@ class Session:
 
 
 @pytest.mark.parametrize("target", [HOSTS, PROCS, ACTORS])
-@async_test
 async def test_a_request_is_answered_when_the_mesh_is_up(target: int) -> None:
     session = Session()
     record = session.objects.get(target)
@@ -96,7 +94,6 @@ async def test_a_request_is_answered_when_the_mesh_is_up(target: int) -> None:
     assert session.sent.messages == [(Done(call=9), stream, ())]
 
 
-@async_test
 async def test_what_keeps_a_mesh_from_coming_up_is_the_answer() -> None:
     session = Session()
     session.procs.mesh.ready = asyncio.get_running_loop().create_future()
@@ -106,7 +103,6 @@ async def test_what_keeps_a_mesh_from_coming_up_is_the_answer() -> None:
     assert [failed.failure.message for failed in session.sent.of(Failed)] == ["no memory"]
 
 
-@async_test
 async def test_processes_that_were_given_up_with_a_lost_host_are_not_waited_for() -> None:
     session = Session()
     session.procs.mesh.ready = asyncio.get_running_loop().create_future()  # Monarch waits for the host
@@ -123,7 +119,6 @@ async def test_processes_that_were_given_up_with_a_lost_host_are_not_waited_for(
 @pytest.mark.parametrize("request_", ["initialized", "stop"])
 @pytest.mark.parametrize("target", [PROCS, ACTORS])
 @pytest.mark.parametrize("kind", ["actor", "supervision"])
-@async_test
 async def test_a_mesh_that_could_not_be_created_fails_its_requests_with_the_reason_that_is_yet_to_come(
     kind: Literal["actor", "supervision"], target: int, request_: str
 ) -> None:
@@ -151,7 +146,6 @@ async def test_a_mesh_that_could_not_be_created_fails_its_requests_with_the_reas
     assert session.sent.of(Failed) == [Failed(call=9, failure=expected)]
 
 
-@async_test
 async def test_a_bootstrap_that_raised_is_the_answer_and_not_a_cause_of_another_failure() -> None:
     session = Session()
     failure = Failure(kind="actor", message="ValueError: no device", mesh="procs")
@@ -161,7 +155,6 @@ async def test_a_bootstrap_that_raised_is_the_answer_and_not_a_cause_of_another_
     assert session.sent.of(Failed) == [Failed(call=9, failure=failure)]
 
 
-@async_test
 async def test_only_a_request_for_whole_hosts_waits_for_missing_ones() -> None:
     session = Session()
     session.hosts.host_lost("workers-1", "it was killed", returns=False)
@@ -172,7 +165,6 @@ async def test_only_a_request_for_whole_hosts_waits_for_missing_ones() -> None:
     assert "mesh 'workers' has lost hosts (workers-1: it was killed)" in session.sent.of(Failed)[0].failure.message
 
 
-@async_test
 async def test_hosts_of_which_one_is_lost_before_it_has_answered_are_waited_for_and_attached_to_again() -> None:
     session = Session()
     session.hosts.must_attach = session.monarch.hold = True
@@ -191,7 +183,6 @@ async def test_hosts_of_which_one_is_lost_before_it_has_answered_are_waited_for_
 # --- stopping
 
 
-@async_test
 async def test_stopping_processes_stops_their_actors() -> None:
     session = Session()
     await session.stop(PROCS)
@@ -206,7 +197,6 @@ async def test_stopping_processes_stops_their_actors() -> None:
 
 @pytest.mark.parametrize("target", [HOSTS, PROCS, ACTORS])
 @pytest.mark.parametrize("shutdown", [False, True])
-@async_test
 async def test_stopping_does_not_wait_for_a_lost_host(
     target: int, shutdown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +229,6 @@ async def test_stopping_does_not_wait_for_a_lost_host(
 
 
 @pytest.mark.parametrize("target", [PROCS, ACTORS])
-@async_test
 async def test_stopping_does_not_wait_for_ranks_whose_host_was_replaced(
     target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +246,6 @@ async def test_stopping_does_not_wait_for_ranks_whose_host_was_replaced(
     assert session.sent.of(Done) == [Done(call=9)]
 
 
-@async_test
 async def test_stopping_a_slice_leaves_the_other_ranks() -> None:
     session = Session()
     await session.stop(ACTORS, hosts_region(1, 1))
@@ -267,7 +255,6 @@ async def test_stopping_a_slice_leaves_the_other_ranks() -> None:
     assert not session.actors.stopping
 
 
-@async_test
 async def test_what_is_known_of_ranks_that_were_lost_before_the_stop_is_kept() -> None:
     session = Session()
     session.procs.dead[1] = "it was killed"
@@ -286,7 +273,6 @@ async def test_what_is_known_of_ranks_that_were_lost_before_the_stop_is_kept() -
 
 
 @pytest.mark.parametrize("known", ["actors", "procs", ""])
-@async_test
 async def test_actors_of_which_one_has_died_are_not_stopped(known: str) -> None:
     session = Session()
     if known:
@@ -306,7 +292,6 @@ async def test_actors_of_which_one_has_died_are_not_stopped(known: str) -> None:
         assert not session.actors.stopping  # later deaths are reported
 
 
-@async_test
 async def test_a_rank_that_answers_again_during_the_stop_is_stopped() -> None:
     session = Session()
     session.procs.dead[1] = "it does not answer"
@@ -321,7 +306,6 @@ async def test_a_rank_that_answers_again_during_the_stop_is_stopped() -> None:
     assert session.procs.dead.stopped == {0, 1}
 
 
-@async_test
 async def test_stopping_hosts_stops_what_any_mesh_of_the_same_hosts_has_spawned() -> None:
     session = Session()
     session.objects.add(SAME_HOSTS, same := host_mesh())
@@ -334,7 +318,6 @@ async def test_stopping_hosts_stops_what_any_mesh_of_the_same_hosts_has_spawned(
     assert (session.hosts.must_attach, same.must_attach, others.must_attach) == (True, True, False)
 
 
-@async_test
 async def test_shutting_down_hosts_ends_their_processes_for_good() -> None:
     session = Session()
     await session.stop(HOSTS, shutdown=True)
@@ -342,7 +325,6 @@ async def test_shutting_down_hosts_ends_their_processes_for_good() -> None:
     assert not session.hosts.must_attach
 
 
-@async_test
 async def test_a_channel_cannot_be_stopped() -> None:
     session = Session()
     with pytest.raises(RequestFailed, match="object 4 is a port; only meshes can be stopped"):
@@ -352,7 +334,6 @@ async def test_a_channel_cannot_be_stopped() -> None:
 # --- releasing
 
 
-@async_test
 async def test_a_released_channel_is_read_no_more_and_unknown() -> None:
     session = Session()
     channel = session.objects.get(PORT)
@@ -364,7 +345,6 @@ async def test_a_released_channel_is_read_no_more_and_unknown() -> None:
     assert session.objects.get(PORT) is None
 
 
-@async_test
 async def test_a_released_mesh_of_this_session_stays_until_the_session_ends() -> None:
     session = Session()
     session.objects.add(-1, adopted := actor_mesh())
@@ -378,7 +358,6 @@ async def test_a_released_mesh_of_this_session_stays_until_the_session_ends() ->
 # --- the end of the session
 
 
-@async_test
 async def test_the_end_of_a_session_stops_the_processes_that_it_spawned() -> None:
     session = Session()
     session.objects.add(-1, adopted := proc_mesh(name="adopted"))
@@ -389,7 +368,6 @@ async def test_the_end_of_a_session_stops_the_processes_that_it_spawned() -> Non
 
 
 @pytest.mark.parametrize("lost", [False, True])
-@async_test
 async def test_a_mesh_that_does_not_stop_is_given_up_sooner_if_a_host_is_lost(
     lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,7 +387,6 @@ async def test_a_mesh_that_does_not_stop_is_given_up_sooner_if_a_host_is_lost(
     assert session.procs.mesh.stopped is None
 
 
-@async_test
 async def test_kept_values_are_released_with_the_last_part_of_their_release() -> None:
     session = Session()
     region = hosts_region(2)
@@ -426,7 +403,6 @@ async def test_kept_values_are_released_with_the_last_part_of_their_release() ->
     assert session.dropped == [(kept, True), (kept, False)]
 
 
-@async_test
 async def test_kept_values_are_not_stopped() -> None:
     session = Session()
     kept = KeptMesh(9, "x", None, hosts_region(1), (0,), asyncio.get_running_loop().create_future())

@@ -32,7 +32,6 @@ from tests.gateway.engine.fakes import (
     FakeMonarch,
     Sent,
     actor_mesh,
-    async_test,
     host_mesh,
     proc_mesh,
     start_task,
@@ -128,7 +127,6 @@ class Spawned:
 # --- processes
 
 
-@async_test
 async def test_processes_are_in_the_table_before_they_are_up() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs(b"bootstrap")
@@ -141,7 +139,6 @@ async def test_processes_are_in_the_table_before_they_are_up() -> None:
     assert spawned.sent.messages == []
 
 
-@async_test
 async def test_processes_start_from_the_version_that_their_hosts_have() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs(version="v1")
@@ -150,7 +147,6 @@ async def test_processes_start_from_the_version_that_their_hosts_have() -> None:
     procs.mesh.ready.set_result(None)
 
 
-@async_test
 async def test_processes_are_not_spawned_while_a_host_lacks_the_code() -> None:
     spawned = Spawned()
     spawned.refused = True
@@ -159,7 +155,6 @@ async def test_processes_are_not_spawned_while_a_host_lacks_the_code() -> None:
     assert spawned.monarch.meshes == []
 
 
-@async_test
 async def test_a_host_that_is_lost_while_the_spawn_waits_for_its_code_is_the_reason() -> None:
     spawned = Spawned()
 
@@ -173,7 +168,6 @@ async def test_a_host_that_is_lost_while_the_spawn_waits_for_its_code_is_the_rea
     assert caught.value.failure.kind == "supervision"
 
 
-@async_test
 async def test_a_host_that_is_lost_as_its_code_arrives_is_not_spawned_on() -> None:
     """Its loss came before there were processes to give up, so only Monarch would notice, after its own timeout."""
     spawned = Spawned()
@@ -187,7 +181,6 @@ async def test_a_host_that_is_lost_as_its_code_arrives_is_not_spawned_on() -> No
         await spawned.spawn_procs(version="v1")
 
 
-@async_test
 async def test_a_host_that_is_replaced_while_the_spawn_waits_is_attached_to_and_gets_the_code() -> None:
     spawned = Spawned()
     before, waits = spawned.hosts.mesh, []
@@ -210,7 +203,6 @@ async def test_a_host_that_is_replaced_while_the_spawn_waits_is_attached_to_and_
     procs.mesh.ready.set_result(None)
 
 
-@async_test
 async def test_a_host_that_is_replaced_when_the_lost_one_is_reported_as_without_the_code_gets_it() -> None:
     spawned, waits = Spawned(), []
 
@@ -230,7 +222,6 @@ async def test_a_host_that_is_replaced_when_the_lost_one_is_reported_as_without_
         mesh.ready.set_result(None)
 
 
-@async_test
 async def test_processes_are_not_spawned_on_a_host_that_is_missing_but_on_a_slice_without_it() -> None:
     spawned = Spawned()
     spawned.hosts.host_lost("workers-1", "evicted", returns=True)
@@ -242,7 +233,6 @@ async def test_processes_are_not_spawned_on_a_host_that_is_missing_but_on_a_slic
     procs.mesh.ready.set_result(None)
 
 
-@async_test
 async def test_processes_that_do_not_come_up_fail_with_monarchs_reason_and_none_is_left() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
@@ -253,7 +243,6 @@ async def test_processes_that_do_not_come_up_fail_with_monarchs_reason_and_none_
     assert spawned.ended == [PROCS]
 
 
-@async_test
 async def test_processes_whose_bootstrap_raises_fail_with_its_traceback() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
@@ -265,7 +254,6 @@ async def test_processes_whose_bootstrap_raises_fail_with_its_traceback() -> Non
     assert spawned.ended == [PROCS]
 
 
-@async_test
 async def test_processes_on_a_host_with_other_versions_fail_with_the_versions() -> None:
     spawned = Spawned()
     spawned.version_problems["workers-0"] = "worker workers-0 has Python 3.99.1"
@@ -276,7 +264,6 @@ async def test_processes_on_a_host_with_other_versions_fail_with_the_versions() 
 
 
 @pytest.mark.parametrize("turns_before", [0, 1])
-@async_test
 async def test_processes_given_up_because_of_a_lost_host_fail_with_its_reason(turns_before: int) -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
@@ -288,7 +275,6 @@ async def test_processes_given_up_because_of_a_lost_host_fail_with_its_reason(tu
     assert "workers-1: OOMKilled" in spawned.failure(PROCS).message
 
 
-@async_test
 async def test_processes_on_a_host_that_is_lost_and_replaced_at_once_fail_with_the_reason() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
@@ -304,7 +290,6 @@ async def test_processes_on_a_host_that_is_lost_and_replaced_at_once_fail_with_t
 # --- actors
 
 
-@async_test
 async def test_actors_are_in_the_table_before_their_constructors_have_run() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -315,7 +300,6 @@ async def test_actors_are_in_the_table_before_their_constructors_have_run() -> N
     assert (actors.unique_name, spawned.up, spawned.reloaded) == ("actors-unique", [actors], [])
 
 
-@async_test
 async def test_processes_are_brought_up_to_date_before_actors_are_spawned_in_them() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -324,7 +308,6 @@ async def test_processes_are_brought_up_to_date_before_actors_are_spawned_in_the
     actors.actors.ready.set_result(None)
 
 
-@async_test
 async def test_actors_are_spawned_in_living_processes_alone() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -338,7 +321,6 @@ async def test_actors_are_spawned_in_living_processes_alone() -> None:
     await until(lambda: spawned.up)
 
 
-@async_test
 async def test_a_constructor_that_raises_fails_the_mesh_and_its_calls() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -354,7 +336,6 @@ async def test_a_constructor_that_raises_fails_the_mesh_and_its_calls() -> None:
     await actors.up
 
 
-@async_test
 async def test_actors_fail_with_the_failure_of_their_processes_as_the_cause() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
@@ -374,7 +355,6 @@ async def test_actors_fail_with_the_failure_of_their_processes_as_the_cause() ->
 @pytest.mark.parametrize(
     ("ended", "reason"), [(None, "Monarch's own"), (RuntimeError("no memory"), "no memory")], ids=["up", "failed"]
 )
-@async_test
 async def test_actors_that_monarch_refuses_to_spawn_fail_with_the_failure_of_their_processes(
     ended: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,7 +377,6 @@ async def test_actors_that_monarch_refuses_to_spawn_fail_with_the_failure_of_the
     assert isinstance(raised.value, RequestFailed) == (ended is not None)
 
 
-@async_test
 async def test_actors_that_are_stopped_before_they_are_up_do_not_fail() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -408,7 +387,6 @@ async def test_actors_that_are_stopped_before_they_are_up_do_not_fail() -> None:
     assert spawned.sent.messages == []
 
 
-@async_test
 async def test_actors_that_are_stopped_before_their_processes_fail_still_fail_with_them() -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
@@ -422,7 +400,6 @@ async def test_actors_that_are_stopped_before_their_processes_fail_still_fail_wi
     assert spawned.failed == [actors]
 
 
-@async_test
 async def test_a_message_without_a_class_is_rejected() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -456,7 +433,6 @@ def test_another_error_is_left_as_it_is() -> None:
     )
 
 
-@async_test
 async def test_how_processes_are_started_reaches_monarch() -> None:
     spawned = Spawned()
     launch = Launch(commands=(BootstrapCommand(program="/python"),))
@@ -496,7 +472,6 @@ class Kept:
         return made
 
 
-@async_test
 async def test_the_controllers_are_spawned_once_on_the_first_host() -> None:
     kept = Kept()
     first, second = await kept.get(5), await kept.get(6)
@@ -508,7 +483,6 @@ async def test_the_controllers_are_spawned_once_on_the_first_host() -> None:
     assert (spawned.hosts.region.offset, spawned.hosts.region.sizes) == (0, ())
 
 
-@async_test
 async def test_controllers_wait_for_hosts_that_are_being_attached() -> None:
     kept = Kept(attached=False)
     getting = asyncio.ensure_future(kept.get(5, hosts=1))
@@ -518,14 +492,12 @@ async def test_controllers_wait_for_hosts_that_are_being_attached() -> None:
     assert (await getting).name == "controllers"
 
 
-@async_test
 async def test_controllers_are_spawned_on_other_hosts_if_these_cannot_be_attached() -> None:
     kept = Kept()
     kept.objects.add(2, Failure(kind="invalid", message="no such mesh"))
     assert (await kept.get(5, hosts=2)).name == "controllers"
 
 
-@async_test
 async def test_controllers_that_died_are_spawned_again() -> None:
     kept = Kept()
     first = await kept.get(5)
@@ -534,7 +506,6 @@ async def test_controllers_that_died_are_spawned_again() -> None:
     assert len(kept.spawned) == 2
 
 
-@async_test
 async def test_a_session_without_available_hosts_has_no_controllers() -> None:
     kept = Kept()
     kept.hosts.host_lost(kept.hosts.names[0], "evicted", returns=False)
@@ -543,7 +514,6 @@ async def test_a_session_without_available_hosts_has_no_controllers() -> None:
     assert (await answer(kept.controllers.dump)()).startswith(b"-there is no host for controllers")
 
 
-@async_test
 async def test_kept_values_are_delivered_to_the_processes_before_actors_take_them() -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
@@ -564,7 +534,6 @@ async def test_kept_values_are_delivered_to_the_processes_before_actors_take_the
     assert not spawned.forgotten
 
 
-@async_test
 async def test_kept_values_for_actors_that_cannot_be_spawned_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned = Spawned()
     spawned.objects.add(PROCS, proc_mesh(spawned.hosts))

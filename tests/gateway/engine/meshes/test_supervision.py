@@ -23,7 +23,6 @@ from tests.gateway.engine.fakes import (
     Sent,
     Timers,
     actor_mesh,
-    async_test,
     proc_mesh,
     start_task,
     turns,
@@ -366,7 +365,6 @@ class Watched:
         return [mesh for mesh in self.monarch.meshes if mesh.name == "ProcessWatcher"]
 
 
-@async_test
 async def test_the_end_of_a_process_fails_the_ranks_of_every_actor_mesh_on_it() -> None:
     watched = Watched()
     procs, actors = watched.receive(-1)
@@ -379,7 +377,6 @@ async def test_the_end_of_a_process_fails_the_ranks_of_every_actor_mesh_on_it() 
     assert watched.died == [actors]
 
 
-@async_test
 async def test_processes_that_are_returned_again_are_watched_once_and_known_to_be_dead() -> None:
     watched = Watched()
     first, _ = watched.receive(-1)
@@ -396,7 +393,6 @@ async def test_processes_that_are_returned_again_are_watched_once_and_known_to_b
     assert set(third.dead) == {2}
 
 
-@async_test
 async def test_processes_that_do_not_answer_the_watchers_are_dead() -> None:
     watched = Watched(hold=True)
     _, actors = watched.receive(-1)
@@ -410,7 +406,6 @@ async def test_processes_that_do_not_answer_the_watchers_are_dead() -> None:
     assert "does not answer: error spawning" in actors.dead[2]
 
 
-@async_test
 async def test_a_process_that_runs_is_alive_before_its_watcher_connects() -> None:
     watched = Watched(hold=True)
     _, actors = watched.receive(-1)
@@ -422,7 +417,6 @@ async def test_a_process_that_runs_is_alive_before_its_watcher_connects() -> Non
     assert set(actors.dead) == {3}
 
 
-@async_test
 async def test_a_process_that_connects_after_all_is_alive() -> None:
     watched = Watched(hold=True)
     procs, actors = watched.receive(-1)
@@ -440,7 +434,6 @@ async def test_a_process_that_connects_after_all_is_alive() -> None:
     assert set(actors.dead) == set(procs.dead) == {2, 3, 4}
 
 
-@async_test
 async def test_processes_that_the_session_spawned_itself_need_no_watchers() -> None:
     watched = Watched()
     watched.watching.watch(1, proc_mesh())
@@ -457,7 +450,6 @@ def up(watched: Watched, number: int, name: str = "owners") -> ProcMesh:
     return procs
 
 
-@async_test
 async def test_processes_that_the_session_spawned_are_known_to_end_without_watchers() -> None:
     watched = Watched()
     up(watched, 1, "others")
@@ -474,7 +466,6 @@ async def test_processes_that_the_session_spawned_are_known_to_end_without_watch
     assert watched.died == [actors]
 
 
-@async_test
 async def test_processes_of_the_session_that_are_dead_are_so_in_a_mesh_that_is_returned() -> None:
     watched = Watched()
     up(watched, 2).dead[3] = "process 73 of rank 3 on workers-1 ended"
@@ -483,7 +474,6 @@ async def test_processes_of_the_session_that_are_dead_are_so_in_a_mesh_that_is_r
     assert procs.dead == {4: "process 73 of rank 3 on workers-1 ended"}
 
 
-@async_test
 async def test_processes_of_a_returned_mesh_that_the_session_stops_are_stopped_there_too() -> None:
     watched = Watched()
     spawned = up(watched, 2)
@@ -500,7 +490,6 @@ async def test_processes_of_a_returned_mesh_that_the_session_stops_are_stopped_t
     assert (again.dead.keys(), again.dead.stopped) == ({2, 3, 4}, {3, 4})
 
 
-@async_test
 async def test_processes_of_a_mesh_that_is_being_stopped_are_watched() -> None:
     """Monarch no longer names them."""
     watched = Watched()
@@ -511,7 +500,6 @@ async def test_processes_of_a_mesh_that_is_being_stopped_are_watched() -> None:
     assert len(watched.watchers) == 1
 
 
-@async_test
 async def test_a_mesh_with_other_processes_too_is_watched() -> None:
     watched = Watched()
     up(watched, 2)

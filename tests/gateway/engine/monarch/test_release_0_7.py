@@ -49,46 +49,40 @@ def test_a_fault_by_sigkill_names_the_likely_cause() -> None:
     assert "ran out of memory" in fault.report
 
 
-def test_messages_of_another_thread_are_received_together_and_in_order() -> None:
-    async def test() -> None:
-        messages = Messages(asyncio.get_running_loop(), "no state")
-        thread = threading.Thread(target=lambda: [messages("no state", number) for number in range(1000)])
-        thread.start()
-        received: list[int] = []
-        while len(received) < 1000:
-            several = await asyncio.wait_for(messages.all(), WAIT_TIMEOUT)
-            assert several
-            received += several
-        thread.join()
-        assert received == list(range(1000))
-
-    asyncio.run(test())
+async def test_messages_of_another_thread_are_received_together_and_in_order() -> None:
+    messages = Messages(asyncio.get_running_loop(), "no state")
+    thread = threading.Thread(target=lambda: [messages("no state", number) for number in range(1000)])
+    thread.start()
+    received: list[int] = []
+    while len(received) < 1000:
+        several = await asyncio.wait_for(messages.all(), WAIT_TIMEOUT)
+        assert several
+        received += several
+    thread.join()
+    assert received == list(range(1000))
 
 
-def test_several_messages_wake_the_loop_once_and_a_cancelled_receive_takes_none() -> None:
-    async def test() -> None:
-        loop, woken = asyncio.get_running_loop(), 0
+async def test_several_messages_wake_the_loop_once_and_a_cancelled_receive_takes_none() -> None:
+    loop, woken = asyncio.get_running_loop(), 0
 
-        class Loop:
-            create_future = loop.create_future
+    class Loop:
+        create_future = loop.create_future
 
-            def call_soon_threadsafe(self, deliver: Callable[[], object]) -> None:
-                nonlocal woken
-                woken += 1
-                loop.call_soon(deliver)
+        def call_soon_threadsafe(self, deliver: Callable[[], object]) -> None:
+            nonlocal woken
+            woken += 1
+            loop.call_soon(deliver)
 
-        messages = Messages(cast(asyncio.AbstractEventLoop, Loop()), "no state")
-        messages.all().cancel()
-        for number in range(3):
-            assert messages("no state", number) == "no state"
-        await asyncio.sleep(0)
-        assert woken == 1
-        assert messages.all().result() == [0, 1, 2]
-        waiting = messages.all()
-        messages("no state", 3)
-        assert (await asyncio.wait_for(waiting, WAIT_TIMEOUT), woken) == ([3], 2)
-
-    asyncio.run(test())
+    messages = Messages(cast(asyncio.AbstractEventLoop, Loop()), "no state")
+    messages.all().cancel()
+    for number in range(3):
+        assert messages("no state", number) == "no state"
+    await asyncio.sleep(0)
+    assert woken == 1
+    assert messages.all().result() == [0, 1, 2]
+    waiting = messages.all()
+    messages("no state", 3)
+    assert (await asyncio.wait_for(waiting, WAIT_TIMEOUT), woken) == ([3], 2)
 
 
 class BootstrapRaised:

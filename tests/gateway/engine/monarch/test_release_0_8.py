@@ -7,7 +7,6 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 import pytest
@@ -32,70 +31,55 @@ class NativeReceiver:
         return self
 
 
-def on_a_loop(test: Callable[[Messages, Receiver], Awaitable[None]]) -> None:
-    async def run() -> None:
-        messages = Messages(asyncio.get_running_loop(), "no state")
-        await test(messages, Receiver(messages, NativeReceiver()))
-
-    asyncio.run(run())
+def receiving() -> tuple[Messages, Receiver]:
+    messages = Messages(asyncio.get_running_loop(), "no state")
+    return messages, Receiver(messages, NativeReceiver())
 
 
-def test_messages_arrive_in_order_from_another_thread() -> None:
-    async def test(messages: Messages, receiver: Receiver) -> None:
-        thread = threading.Thread(target=lambda: [messages("no state", number) for number in range(100)])
-        thread.start()
-        assert [await receiver.next_message() for _ in range(100)] == list(range(100))
-        thread.join()
-
-    on_a_loop(test)
+async def test_messages_arrive_in_order_from_another_thread() -> None:
+    messages, receiver = receiving()
+    thread = threading.Thread(target=lambda: [messages("no state", number) for number in range(100)])
+    thread.start()
+    assert [await receiver.next_message() for _ in range(100)] == list(range(100))
+    thread.join()
 
 
-def test_the_state_never_changes() -> None:
-    async def test(messages: Messages, receiver: Receiver) -> None:
-        assert messages.initial_state == messages("no state", 1) == "no state"
-        assert messages.reducer is None
-
-    on_a_loop(test)
+async def test_the_state_never_changes() -> None:
+    messages, _ = receiving()
+    assert messages.initial_state == messages("no state", 1) == "no state"
+    assert messages.reducer is None
 
 
-def test_a_cancelled_receive_takes_no_message() -> None:
-    async def test(messages: Messages, receiver: Receiver) -> None:
-        receiver.next_message().cancel()
-        messages("no state", "kept")
-        await asyncio.sleep(0)
-        assert await receiver.next_message() == "kept"
-
-    on_a_loop(test)
+async def test_a_cancelled_receive_takes_no_message() -> None:
+    messages, receiver = receiving()
+    receiver.next_message().cancel()
+    messages("no state", "kept")
+    await asyncio.sleep(0)
+    assert await receiver.next_message() == "kept"
 
 
-def test_a_message_that_came_first_is_there_at_once() -> None:
-    async def test(messages: Messages, receiver: Receiver) -> None:
-        messages("no state", 1)
-        assert receiver.next_message().result() == 1
-
-    on_a_loop(test)
+async def test_a_message_that_came_first_is_there_at_once() -> None:
+    messages, receiver = receiving()
+    messages("no state", 1)
+    assert receiver.next_message().result() == 1
 
 
-def test_states_that_monarch_queues_are_drained() -> None:
-    async def test(messages: Messages, receiver: Receiver) -> None:
-        for number in range(2 * DRAIN_EVERY):
-            messages("no state", number)
-            await receiver.next_message()
-        assert receiver._native.drained == 2
-
-    on_a_loop(test)
+async def test_states_that_monarch_queues_are_drained() -> None:
+    messages, receiver = receiving()
+    for number in range(2 * DRAIN_EVERY):
+        messages("no state", number)
+        await receiver.next_message()
+    assert receiver._native.drained == 2
 
 
-def test_the_port_does_not_keep_its_receiver_alive() -> None:
-    async def test(messages: Messages, receiver: Receiver) -> None:
-        native = NativeReceiver()
-        other = Receiver(messages, native)
-        dropped = weakref.ref(native)
-        del other, native
-        gc.collect()
-        assert dropped() is None
-
-    on_a_loop(test)
+async def test_the_port_does_not_keep_its_receiver_alive() -> None:
+    messages, _ = receiving()
+    native = NativeReceiver()
+    other = Receiver(messages, native)
+    dropped = weakref.ref(native)
+    del other, native
+    gc.collect()
+    assert dropped() is None
 
 
 def test_a_host_without_an_identity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge, MonarchSettings
-from tests.gateway.engine.fakes import async_test, turns
+from tests.gateway.engine.fakes import turns
 
 
 @pytest.fixture
@@ -25,63 +25,49 @@ def now(name: str) -> Any:
     return get_global_config()[name]
 
 
-def test_settings_apply_until_a_later_call_leaves_them_out(settings: MonarchSettings) -> None:
-    @async_test
-    async def check() -> None:
-        initial = await settings.configure({})
-        changed = await settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 5})
-        assert (changed["stop_actor_timeout"], changed["max_cast_fanout"]) == ("33s", 5)
-        assert await settings.configure({"max_cast_fanout": 6}) == {**initial, "max_cast_fanout": 6}
-        assert await settings.configure({}) == initial
-        assert all(isinstance(value, (bool, int, float, str, type(None))) for value in initial.values())
-
-    check()
+async def test_settings_apply_until_a_later_call_leaves_them_out(settings: MonarchSettings) -> None:
+    initial = await settings.configure({})
+    changed = await settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 5})
+    assert (changed["stop_actor_timeout"], changed["max_cast_fanout"]) == ("33s", 5)
+    assert await settings.configure({"max_cast_fanout": 6}) == {**initial, "max_cast_fanout": 6}
+    assert await settings.configure({}) == initial
+    assert all(isinstance(value, (bool, int, float, str, type(None))) for value in initial.values())
 
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [({"max_cast_fanout": 5, "nonsense": 1}, "no setting nonsense"), ({"stop_actor_timeout": 5}, "invalid value `5`")],
 )
-def test_a_setting_that_monarch_rejects_changes_nothing(
+async def test_a_setting_that_monarch_rejects_changes_nothing(
     settings: MonarchSettings, wrong: dict[str, object], error: str
 ) -> None:
-    @async_test
-    async def check() -> None:
-        before = await settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7})
-        with pytest.raises((ValueError, TypeError), match=error):
-            await settings.configure(wrong)
-        assert await settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7}) == before
-
-    check()
+    before = await settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7})
+    with pytest.raises((ValueError, TypeError), match=error):
+        await settings.configure(wrong)
+    assert await settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7}) == before
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_hosts_do_not_get_a_delivery_timeout_or_a_frame_limit(settings: MonarchSettings, failing: bool) -> None:
-    @async_test
-    async def check() -> None:
-        own = now("message_delivery_timeout"), now("codec_max_frame_length")
-        await settings.configure(
-            {"message_delivery_timeout": "7s", "codec_max_frame_length": 5000, "max_cast_fanout": 7}
-        )
-        attached = asyncio.get_running_loop().create_future()
-        settings.withhold()
-        settings.attaching(attached)
-        assert (now("message_delivery_timeout"), now("codec_max_frame_length")) == own
-        assert now("max_cast_fanout") == 7
-        applied = asyncio.ensure_future(settings.wait_applied())
-        changed = asyncio.ensure_future(settings.configure({"message_delivery_timeout": "8s"}))
-        await turns()
-        assert not applied.done()
-        assert not changed.done()
-        assert now("message_delivery_timeout") == own[0]
-        if failing:
-            attached.set_exception(RuntimeError("no worker answers"))
-        else:
-            attached.set_result(None)
-        await asyncio.gather(applied, changed)
-        assert (now("message_delivery_timeout"), now("codec_max_frame_length")) == ("8s", own[1])
-
-    check()
+async def test_hosts_do_not_get_a_delivery_timeout_or_a_frame_limit(settings: MonarchSettings, failing: bool) -> None:
+    own = now("message_delivery_timeout"), now("codec_max_frame_length")
+    await settings.configure({"message_delivery_timeout": "7s", "codec_max_frame_length": 5000, "max_cast_fanout": 7})
+    attached = asyncio.get_running_loop().create_future()
+    settings.withhold()
+    settings.attaching(attached)
+    assert (now("message_delivery_timeout"), now("codec_max_frame_length")) == own
+    assert now("max_cast_fanout") == 7
+    applied = asyncio.ensure_future(settings.wait_applied())
+    changed = asyncio.ensure_future(settings.configure({"message_delivery_timeout": "8s"}))
+    await turns()
+    assert not applied.done()
+    assert not changed.done()
+    assert now("message_delivery_timeout") == own[0]
+    if failing:
+        attached.set_exception(RuntimeError("no worker answers"))
+    else:
+        attached.set_result(None)
+    await asyncio.gather(applied, changed)
+    assert (now("message_delivery_timeout"), now("codec_max_frame_length")) == ("8s", own[1])
 
 
 def test_a_frame_limit_holds_for_what_this_process_sends(settings: MonarchSettings) -> None:

@@ -16,7 +16,7 @@ from meshgate_gateway.engine.objects.records import (
 )
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_wire.messages import Host
-from tests.gateway.engine.fakes import actor_mesh, async_test, host_mesh, proc_mesh
+from tests.gateway.engine.fakes import actor_mesh, host_mesh, proc_mesh
 
 REPLACEMENT = Host(name="workers-1b", address="tcp://10.0.0.9:1")
 RETURNING = AVAILABLE.lost("its pod was deleted", returns=True)
@@ -69,7 +69,6 @@ def test_a_host_back_at_its_old_address_keeps_the_mesh_unusable() -> None:
     assert hosts.health("workers-1").state is HostState.UNREACHABLE
 
 
-@async_test
 @pytest.mark.parametrize(
     ("returns", "remedy"),
     [

@@ -11,13 +11,12 @@ from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Argument, Failure, MeshRef
-from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, async_test, host_mesh, proc_mesh, turns
+from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, host_mesh, proc_mesh, turns
 
 BROKEN = Failure(kind="supervision", message="out of memory", step="spawn_procs({}, name='p')", mesh="p")
 HOSTS, PROCS, ACTORS, PORT = 1, 2, 3, 4
 
 
-@async_test
 async def test_a_request_waits_for_an_object_that_is_not_created_yet() -> None:
     objects, channel = ObjectTable(), Channel("port")
     waiting = [asyncio.ensure_future(objects.wait(7)) for _ in range(2)]
@@ -34,7 +33,6 @@ def test_the_failure_of_an_object_is_kept_as_it_was_reported() -> None:
     assert [objects.failure(number) for number in (7, 8, 9)] == [BROKEN, None, None]
 
 
-@async_test
 async def test_a_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
     objects, channel = ObjectTable(), Channel("port")
     gone, waiting = asyncio.ensure_future(objects.wait(7)), asyncio.ensure_future(objects.wait(7))
@@ -45,7 +43,6 @@ async def test_a_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
     assert await waiting is channel
 
 
-@async_test
 async def test_what_waits_for_an_object_that_fails_gets_that_step_as_the_cause() -> None:
     objects = ObjectTable()
     waiting = asyncio.ensure_future(objects.wait(7))
@@ -77,7 +74,6 @@ def test_a_failure_replaces_an_object_and_hides_it() -> None:
     assert objects.items() == []
 
 
-@async_test
 async def test_a_request_that_waits_for_a_released_object_fails() -> None:
     objects = ObjectTable()
     waiting = asyncio.ensure_future(objects.wait(7))
@@ -87,7 +83,6 @@ async def test_a_request_that_waits_for_a_released_object_fails() -> None:
         await waiting
 
 
-@async_test
 async def test_what_waits_for_an_object_gets_it_although_a_release_follows_at_once() -> None:
     """The program dropped its proxies: the releases queue behind the creation, and are handled in the same turn."""
     objects, channel = ObjectTable(), Channel("port")
@@ -154,7 +149,6 @@ class Known:
             self.objects.add(number, made)
 
 
-@async_test
 async def test_a_reference_without_a_region_is_the_whole_mesh() -> None:
     known = Known()
     assert await known.lookup.hosts(MeshRef(object=HOSTS)) == (known.hosts, known.hosts.mesh)
@@ -165,7 +159,6 @@ async def test_a_reference_without_a_region_is_the_whole_mesh() -> None:
     assert known.lookup.actors(known.actors, MeshRef(object=ACTORS)) == (known.actors, known.actors.actors, [0, 1])
 
 
-@async_test
 async def test_a_slice_is_made_once() -> None:
     known = Known()
     second = hosts_region(1, 1)
@@ -177,7 +170,6 @@ async def test_a_slice_is_made_once() -> None:
     assert known.lookup.actors(known.actors, MeshRef(object=ACTORS, region=second))[1] is actors
 
 
-@async_test
 async def test_a_reference_of_another_kind_or_out_of_bounds_is_rejected() -> None:
     known = Known()
     with pytest.raises(RequestFailed, match="object 2 is not a host mesh"):
@@ -192,7 +184,6 @@ async def test_a_reference_of_another_kind_or_out_of_bounds_is_rejected() -> Non
         await known.lookup.procs(MeshRef(object=PROCS, region=hosts_region(3)))
 
 
-@async_test
 async def test_hosts_that_were_stopped_are_attached_to_again_and_their_slices_made_again() -> None:
     known = Known()
     first = hosts_region(1)
@@ -204,7 +195,6 @@ async def test_hosts_that_were_stopped_are_attached_to_again_and_their_slices_ma
     assert known.monarch.attached == [("workers", ["tcp://10.0.0.0:1", "tcp://10.0.0.1:1"])]
 
 
-@async_test
 async def test_arguments_become_monarchs_own_objects() -> None:
     known = Known()
     kinds = (("hosts", HOSTS), ("procs", PROCS), ("port", PORT), ("actors", ACTORS))
@@ -217,7 +207,6 @@ async def test_arguments_become_monarchs_own_objects() -> None:
     ]
 
 
-@async_test
 async def test_actors_that_could_not_be_spawned_fail_what_they_are_an_argument_of_with_the_reason() -> None:
     known = Known()
     known.actors.unique_name = ""

@@ -10,7 +10,6 @@ import pytest
 
 from meshgate_gateway.engine.on_worker.output_marks import POSITIONS
 from meshgate_gateway.engine.output.connections import CountingReader, MeshOutput, OutputConnection, WorkerHello
-from tests.gateway.engine.fakes import async_test
 
 
 @pytest.fixture
@@ -26,7 +25,6 @@ def connection(engine: socket.socket) -> OutputConnection:
     return OutputConnection(hello, CountingReader(), engine.fileno(), 0)
 
 
-@async_test
 async def test_what_is_in_the_socket_counts_as_written(pair: tuple[socket.socket, socket.socket]) -> None:
     output = connection(pair[0])
     output.reader.feed_data(b"read")
@@ -35,7 +33,6 @@ async def test_what_is_in_the_socket_counts_as_written(pair: tuple[socket.socket
     assert output.written() == 12
 
 
-@async_test
 async def test_a_wait_ends_when_so_much_is_handled_or_the_process_has_ended(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -50,7 +47,6 @@ async def test_a_wait_ends_when_so_much_is_handled_or_the_process_has_ended(
     assert woken == [4, 6, 100]
 
 
-@async_test
 async def test_a_mesh_knows_which_connections_are_behind(pair: tuple[socket.socket, socket.socket]) -> None:
     output, mesh = connection(pair[0]), MeshOutput()
     mesh.add(output)
@@ -65,7 +61,6 @@ async def test_a_mesh_knows_which_connections_are_behind(pair: tuple[socket.sock
     assert mesh.busy == {}
 
 
-@async_test
 async def test_what_was_read_with_the_first_line_of_a_connection_is_behind(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -76,7 +71,6 @@ async def test_what_was_read_with_the_first_line_of_a_connection_is_behind(
     mesh.remove(output)
 
 
-@async_test
 async def test_nothing_more_is_expected_of_a_connection_that_is_lost(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -90,7 +84,6 @@ async def test_nothing_more_is_expected_of_a_connection_that_is_lost(
     assert connection(pair[0]).written() == 0
 
 
-@async_test
 async def test_a_descriptor_that_a_lost_connection_had_serves_the_next_one(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -103,7 +96,6 @@ async def test_a_descriptor_that_a_lost_connection_had_serves_the_next_one(
     assert mesh.remove(output)
 
 
-@async_test
 async def test_a_connection_that_cannot_be_watched_is_not_counted(
     pair: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
@@ -117,7 +109,6 @@ async def test_a_connection_that_cannot_be_watched_is_not_counted(
     assert mesh.remove(output)
 
 
-@async_test
 async def test_a_connection_that_was_closed_before_it_began_is_counted(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -128,7 +119,6 @@ async def test_a_connection_that_was_closed_before_it_began_is_counted(
     assert mesh.remove(output)
 
 
-@async_test
 async def test_what_a_reply_says_was_written_is_waited_for_until_it_is_handled(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -147,7 +137,6 @@ async def test_what_a_reply_says_was_written_is_waited_for_until_it_is_handled(
     assert mesh.busy == {}
 
 
-@async_test
 async def test_a_mark_is_near_to_what_has_arrived_and_is_not_read_yet(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -162,7 +151,6 @@ async def test_a_mark_is_near_to_what_has_arrived_and_is_not_read_yet(
     mesh.remove(output)
 
 
-@async_test
 async def test_output_that_came_too_late_is_waited_for_again_once_it_has_arrived(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:

@@ -18,7 +18,7 @@ from meshgate_gateway.engine.output import worker_streams
 from meshgate_gateway.engine.output.connections import MeshOutput, OutputConnection
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_gateway.engine.output.worker_streams import HELLO_LIMIT, WorkerStreams
-from tests.gateway.engine.fakes import async_test, until
+from tests.gateway.engine.fakes import until
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,6 @@ async def listening(host: str | None = None) -> AsyncIterator[Listener]:
         await listener.streams.close()
 
 
-@async_test
 async def test_a_workers_output_and_its_end_are_reported() -> None:
     async with listening() as listener:
         assert await listener.accepts(listener.hello())
@@ -142,7 +141,6 @@ async def test_a_workers_output_and_its_end_are_reported() -> None:
         assert listener.ended == [(1, 0, 7)]
 
 
-@async_test
 async def test_output_of_a_dropped_process_is_read_to_the_end() -> None:
     async with listening() as listener:
         reader, writer = await listener.connect()
@@ -174,7 +172,6 @@ async def test_output_of_a_dropped_process_is_read_to_the_end() -> None:
     ],
     ids=range(9),
 )
-@async_test
 async def test_a_connection_that_is_not_a_worker_is_closed_and_logged(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +186,6 @@ async def test_a_connection_that_is_not_a_worker_is_closed_and_logged(
     assert "closed a connection to the worker socket" in caplog.text
 
 
-@async_test
 async def test_little_is_read_from_a_connection_that_has_not_identified_itself() -> None:
     async with listening() as listener:
         reader, writer = await listener.connect()
@@ -205,7 +201,6 @@ async def test_little_is_read_from_a_connection_that_has_not_identified_itself()
         assert sent < 2_000_000
 
 
-@async_test
 async def test_above_the_limit_the_oldest_unidentified_connection_is_closed_and_workers_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -219,7 +214,6 @@ async def test_above_the_limit_the_oldest_unidentified_connection_is_closed_and_
             writer.close()
 
 
-@async_test
 async def test_output_is_not_read_while_reading_is_paused() -> None:
     async with listening() as listener:
         _, writer = await listener.connect()
@@ -236,7 +230,6 @@ async def test_output_is_not_read_while_reading_is_paused() -> None:
         writer.close()
 
 
-@async_test
 async def test_the_last_lines_keep_their_label_although_the_mesh_is_gone() -> None:
     async with listening() as listener:
         _, writer = await listener.connect()
@@ -249,7 +242,6 @@ async def test_the_last_lines_keep_their_label_although_the_mesh_is_gone() -> No
         assert listener.labels == [("workers", 3, "workers-0")] * 2
 
 
-@async_test
 async def test_an_unfinished_line_is_reported_although_its_end_is_still_missing() -> None:
     async with listening() as listener:
         _, writer = await listener.connect()
@@ -259,7 +251,6 @@ async def test_an_unfinished_line_is_reported_although_its_end_is_still_missing(
         writer.close()
 
 
-@async_test
 async def test_only_the_end_of_standard_output_is_the_end_of_a_process() -> None:
     async with listening() as listener:
         assert await listener.accepts(listener.hello(stream="stderr"))
@@ -268,7 +259,6 @@ async def test_only_the_end_of_standard_output_is_the_end_of_a_process() -> None
         assert len(listener.ended) == 1
 
 
-@async_test
 async def test_a_process_of_a_dropped_mesh_that_connects_late_is_closed_at_once() -> None:
     async with listening() as listener:
         listener.streams.drop(1)
@@ -278,7 +268,6 @@ async def test_a_process_of_a_dropped_mesh_that_connects_late_is_closed_at_once(
         writer.close()
 
 
-@async_test
 async def test_what_a_process_of_a_dropped_mesh_printed_before_it_was_known_is_read() -> None:
     async with listening() as listener:
         listener.streams.drop(1)
@@ -291,7 +280,6 @@ async def test_what_a_process_of_a_dropped_mesh_printed_before_it_was_known_is_r
     assert listener.lines == ["last"]
 
 
-@async_test
 async def test_a_flood_is_handled_in_bounded_batches_between_which_others_have_their_turn() -> None:
     count = 100_000
     async with listening() as listener:
@@ -316,7 +304,6 @@ async def test_a_flood_is_handled_in_bounded_batches_between_which_others_have_t
         assert most_in_a_turn <= worker_streams.PIECE // worker_streams.MAX_BATCH + 1
 
 
-@async_test
 async def test_a_watchers_connection_reports_the_process_and_its_end_and_prints_nothing() -> None:
     async with listening() as listener:
         _, writer = await listener.connect()
@@ -352,7 +339,6 @@ def test_the_kernel_closes_a_watchers_connection_through_a_network_if_its_host_i
     run(connected())
 
 
-@async_test
 async def test_a_worker_that_asks_for_the_controllers_gets_them() -> None:
     async with listening() as listener:
         reader, writer = await listener.connect()
@@ -361,7 +347,6 @@ async def test_a_worker_that_asks_for_the_controllers_gets_them() -> None:
         writer.close()
 
 
-@async_test
 async def test_a_worker_that_has_a_reference_to_a_kept_value_gets_an_answer() -> None:
     async with listening() as listener:
         reader, writer = await listener.connect()
@@ -370,7 +355,6 @@ async def test_a_worker_that_has_a_reference_to_a_kept_value_gets_an_answer() ->
         writer.close()
 
 
-@async_test
 async def test_what_a_process_says_of_its_references_is_passed_on_until_it_ends() -> None:
     async with listening() as listener:
         reader, writer = await listener.connect()
@@ -381,7 +365,6 @@ async def test_what_a_process_says_of_its_references_is_passed_on_until_it_ends(
         assert listener.said == [((1, 3), b"+5\n"), ((1, 3), b"=1 0 9\n"), ((1, 3), b"")]
 
 
-@async_test
 async def test_a_worker_that_asks_for_room_gets_it_or_the_reason_why_not() -> None:
     async with listening() as listener:
         for nbytes, answer in ((100, b"+"), (101, b"-too large")):
@@ -392,7 +375,6 @@ async def test_a_worker_that_asks_for_room_gets_it_or_the_reason_why_not() -> No
         assert [asked[2:] for asked in listener.asked] == [(100, True, False), (101, True, True)]
 
 
-@async_test
 async def test_a_process_reports_what_it_sends_to_ports_and_is_answered() -> None:
     async with listening() as listener:
         reader, writer = await listener.connect()
@@ -402,7 +384,6 @@ async def test_a_process_reports_what_it_sends_to_ports_and_is_answered() -> Non
         writer.close()
 
 
-@async_test
 async def test_the_processes_of_a_cancelled_call_hear_of_it_on_their_standard_output() -> None:
     async with listening() as listener:
         connected = []
@@ -442,7 +423,6 @@ async def printing(listener: Listener, **hello: object) -> asyncio.StreamWriter:
     return writer
 
 
-@async_test
 async def test_there_is_nothing_to_wait_for_if_nothing_was_printed() -> None:
     async with listening() as listener:
         assert listener.streams.unread(1, [0]) is None
@@ -451,7 +431,6 @@ async def test_there_is_nothing_to_wait_for_if_nothing_was_printed() -> None:
         writer.close()
 
 
-@async_test
 async def test_what_was_written_before_is_printed_when_the_wait_is_over() -> None:
     async with listening() as listener:
         out, err = await printing(listener), await printing(listener, stream="stderr")
@@ -467,7 +446,6 @@ async def test_what_was_written_before_is_printed_when_the_wait_is_over() -> Non
         err.close()
 
 
-@async_test
 async def test_a_line_in_the_folding_window_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening() as listener:
         writer = await printing(listener)
@@ -484,7 +462,6 @@ async def test_a_line_in_the_folding_window_is_printed_at_once(monkeypatch: pyte
         writer.close()
 
 
-@async_test
 async def test_a_line_without_an_end_is_printed_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_streams, "UNFINISHED_LINE_TIMEOUT", 1000)
     async with listening() as listener:
@@ -498,7 +475,6 @@ async def test_a_line_without_an_end_is_printed_before_the_result(monkeypatch: p
         writer.close()
 
 
-@async_test
 async def test_output_of_other_ranks_and_meshes_is_not_waited_for() -> None:
     async with listening() as listener:
         writer = await printing(listener, rank=3)
@@ -509,7 +485,6 @@ async def test_output_of_other_ranks_and_meshes_is_not_waited_for() -> None:
         writer.close()
 
 
-@async_test
 async def test_the_end_of_a_process_ends_the_wait() -> None:
     async with listening() as listener:
         writer = await printing(listener)
@@ -523,7 +498,6 @@ async def test_the_end_of_a_process_ends_the_wait() -> None:
         assert listener.streams.unread(1, [0]) is None
 
 
-@async_test
 async def test_nothing_waits_while_the_client_takes_no_output() -> None:
     async with listening() as listener:
         writer = await printing(listener)
@@ -533,7 +507,6 @@ async def test_nothing_waits_while_the_client_takes_no_output() -> None:
         writer.close()
 
 
-@async_test
 async def test_what_a_reply_says_was_printed_is_waited_for_until_it_arrives() -> None:
     async with listening() as listener:
         out, err = await printing(listener), await printing(listener, stream="stderr")
@@ -550,7 +523,6 @@ async def test_what_a_reply_says_was_printed_is_waited_for_until_it_arrives() ->
         err.close()
 
 
-@async_test
 async def test_a_reply_that_arrives_before_the_output_connections_waits_for_both() -> None:
     async with listening() as listener:
         position = len(listener.hello()) + len("a line\n")
@@ -581,7 +553,6 @@ async def test_a_reply_that_arrives_before_the_output_connections_waits_for_both
             writer.close()
 
 
-@async_test
 async def test_the_output_connections_of_processes_that_have_ended_are_not_waited_for() -> None:
     async with listening() as listener:
         other = await printing(listener, rank=7, stream="stderr")
@@ -597,7 +568,6 @@ async def test_the_output_connections_of_processes_that_have_ended_are_not_waite
         assert listener.streams.unread(1, [0]) is None
 
 
-@async_test
 async def test_the_end_of_a_mesh_ends_the_wait_for_output_connections() -> None:
     async with listening() as listener:
         for mesh in (1, 2):
@@ -612,7 +582,6 @@ async def test_the_end_of_a_mesh_ends_the_wait_for_output_connections() -> None:
         assert listener.streams.unread(2, [0]) is None
 
 
-@async_test
 async def test_output_connections_that_come_too_late_are_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening() as listener:
         monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 0.01)
@@ -637,7 +606,6 @@ async def test_output_connections_that_come_too_late_are_not_waited_for_again(mo
             writer.close()
 
 
-@async_test
 async def test_what_did_not_arrive_in_time_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening() as listener:
         writer = await printing(listener)
@@ -661,7 +629,6 @@ async def test_what_did_not_arrive_in_time_is_not_waited_for_again(monkeypatch: 
         writer.close()
 
 
-@async_test
 async def test_a_wait_that_takes_too_long_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 0.001)
     async with listening() as listener:
@@ -678,7 +645,6 @@ async def test_a_wait_that_takes_too_long_is_reported_once(monkeypatch: pytest.M
         writer.close()
 
 
-@async_test
 async def test_a_wait_that_is_over_does_not_expire() -> None:
     events: list[str] = []
     countdown = worker_streams._Countdown(2, lambda: events.append("done"), lambda: events.append("expired"))
@@ -688,7 +654,6 @@ async def test_a_wait_that_is_over_does_not_expire() -> None:
     assert (events, countdown._timer.cancelled()) == (["done"], True)
 
 
-@async_test
 async def test_a_process_that_was_not_run_for_a_while_still_reads_what_has_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -706,7 +671,6 @@ async def test_a_process_that_was_not_run_for_a_while_still_reads_what_has_arriv
         writer.close()
 
 
-@async_test
 async def test_a_line_that_was_read_whole_is_not_cut_where_output_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening() as listener:
         writer = await printing(listener)
@@ -719,7 +683,6 @@ async def test_a_line_that_was_read_whole_is_not_cut_where_output_pauses(monkeyp
         writer.close()
 
 
-@async_test
 async def test_processes_that_print_nothing_are_not_looked_at() -> None:
     async with listening() as listener:
         _, writer = await listener.connect()
@@ -731,7 +694,6 @@ async def test_processes_that_print_nothing_are_not_looked_at() -> None:
         writer.close()
 
 
-@async_test
 async def test_a_connection_that_cannot_be_watched_ends_its_process_and_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
