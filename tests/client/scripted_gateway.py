@@ -52,7 +52,7 @@ class ScriptedGateway(WireServer):
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
         super().__init__()
-        self.functions = functions
+        self.functions = {"add": lambda rank, amount: amount, **functions}
         self.hosts = ("workers-0", "workers-1")
         self.on = {
             AttachHosts: self._attach,

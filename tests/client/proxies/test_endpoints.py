@@ -90,7 +90,6 @@ def test_broadcast_returns_without_waiting(gateway: ScriptedGateway, client: Cli
 
 
 def test_results_can_be_awaited_on_any_loop(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = counters(client).slice(hosts=0, gpus=0)
 
     async def main() -> list[int]:
@@ -159,7 +158,6 @@ def test_send_directs_replies_to_a_port(gateway: ScriptedGateway, mesh: Any) -> 
 
 
 def test_send_without_a_port_drops_the_replies(gateway: ScriptedGateway, mesh: Any) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     send(mesh.add, (1,), {})
     send(mesh.add, (1,), {}, selection="choose")
     mesh.initialized.get(timeout=20)

@@ -94,7 +94,6 @@ def hold_calls(gateway: ScriptedGateway) -> Callable[[], None]:
 
 
 def test_ctrl_c_in_get_raises_keyboard_interrupt_and_the_call_goes_on(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     resume = hold_calls(gateway)
     future = one.add.call_one(1)
@@ -109,7 +108,6 @@ def test_ctrl_c_in_get_raises_keyboard_interrupt_and_the_call_goes_on(gateway: S
 def test_a_call_is_cancelled_behind_its_message_and_its_failure_is_not_reported(
     gateway: ScriptedGateway, client: Client, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     assert one.add.call_one(0).get(timeout=30) == 0
     hold_calls(gateway)
@@ -274,7 +272,6 @@ def test_what_was_released_is_sent_while_the_queue_is_full(gateway: ScriptedGate
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_sending_leaves_the_session_usable(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     for _ in range(5):
         sent: list[FutureProxy[int]] = []
@@ -317,7 +314,6 @@ def test_an_interrupted_read_starts_again(gateway: ScriptedGateway, client: Clie
 
 
 def test_cancelling_an_await_cancels_only_the_wait(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     resume = hold_calls(gateway)
     future = one.add.call_one(1)
@@ -357,7 +353,6 @@ def test_interrupting_one_waiter_leaves_the_others_waiting(gateway: ScriptedGate
 
 
 def test_a_reply_to_a_call_whose_future_is_gone_is_ignored(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     resume = hold_calls(gateway)
     one.add.call_one(1)
@@ -400,7 +395,6 @@ def test_a_program_closes_its_session_however_it_exits(gateway: ScriptedGateway,
 
 
 def test_a_second_reply_to_a_call_is_ignored(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     assert one.add.call_one(1).get(timeout=20) == 1
     session = gateway.session()

@@ -72,7 +72,6 @@ def test_a_chain_of_requests_is_sent_before_any_reply(gateway: ScriptedGateway, 
 
 
 def test_threads_may_call_concurrently(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = counters(client).slice(hosts=0, gpus=0)
     results: dict[int, list[int]] = {}
 
@@ -88,7 +87,6 @@ def test_threads_may_call_concurrently(gateway: ScriptedGateway, client: Client)
 
 
 def test_a_thousand_calls_are_sent_in_few_messages_and_in_order(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = counters(client).slice(hosts=0, gpus=0)
     one.add.call_one(0).get(timeout=20)
     before = gateway.websocket_messages
@@ -411,7 +409,6 @@ def test_a_callback_of_close_may_close(gateway: ScriptedGateway, settings: Clien
 
 def test_detaching_sends_results_back_that_were_on_their_way(gateway: ScriptedGateway, client: Client) -> None:
     answer: Any = gateway.on[Call]
-    gateway.functions["add"] = lambda rank, amount: amount
     called: list[tuple[Any, Any]] = []
     gateway.on[Call] = lambda _, header, buffers: called.append((header, buffers))
     one = counters(client).slice(hosts=0, gpus=0)
@@ -510,7 +507,6 @@ def test_a_session_that_ends_while_results_are_on_their_way_ends_the_wait_of_det
 def test_leaving_takes_what_was_read_on_the_connection_thread_as_always(
     gateway: ScriptedGateway, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
     client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
     threads: set[threading.Thread] = set()

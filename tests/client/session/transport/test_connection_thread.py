@@ -123,7 +123,6 @@ def test_a_failed_connection_leaves_no_thread(gateway: ScriptedGateway) -> None:
 
 
 def test_the_session_resumes_after_a_cut(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     for i in range(10):
         gateway.cut()
@@ -133,7 +132,6 @@ def test_the_session_resumes_after_a_cut(gateway: ScriptedGateway, client: Clien
 
 
 def test_calls_made_during_an_outage_complete_after_it(gateway: ScriptedGateway, settings: ClientSettings) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     with (
         NetworkProxy("127.0.0.1", gateway.port) as proxy,
         Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
@@ -149,7 +147,6 @@ def test_calls_made_during_an_outage_complete_after_it(gateway: ScriptedGateway,
 
 
 def test_a_path_slower_than_an_attempt_may_take_reconnects(gateway: ScriptedGateway, settings: ClientSettings) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     with (
         NetworkProxy("127.0.0.1", gateway.port) as proxy,
         Client.connect(
@@ -189,7 +186,6 @@ def test_cuts_at_any_byte_lose_and_repeat_nothing(
 
 
 def test_a_network_that_freezes_and_thaws_loses_nothing(gateway: ScriptedGateway, settings: ClientSettings) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     with (
         NetworkProxy("127.0.0.1", gateway.port) as proxy,
         Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
@@ -207,7 +203,6 @@ def test_a_network_that_freezes_and_thaws_loses_nothing(gateway: ScriptedGateway
 
 def test_a_short_cut_is_not_logged(gateway: ScriptedGateway, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     gateway.cut()
     assert one.add.call_one(1).get(timeout=30) == 1
@@ -221,7 +216,6 @@ def test_an_outage_is_shown_and_logged_and_so_is_its_end_before_any_result(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "meshgate")
-    gateway.functions["add"] = lambda rank, amount: amount
     patient = settings.model_copy(update={"quiet": 60.0, "retry_most": 0.01})
     refusing = threading.Event()
     with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
@@ -255,7 +249,6 @@ def test_an_outage_is_shown_and_logged_and_so_is_its_end_before_any_result(
 def test_an_ingress_response_ends_no_session(
     gateway: ScriptedGateway, settings: ClientSettings, status: int, body: dict[str, str]
 ) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     patient = settings.model_copy(update={"retry_most": 0.01})
     with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
         one = one_counter(client)
@@ -491,7 +484,6 @@ class InterruptedLoop:
 def test_a_ctrl_c_while_the_loop_is_woken_leaves_no_message_behind(
     gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     one.add.call_one(0).get(timeout=20)
     client.validate_state()  # returns after the wake-ups under way

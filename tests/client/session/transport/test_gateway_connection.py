@@ -25,7 +25,6 @@ from tests.gateway.virtual_time import run_in_virtual_time
 
 
 def test_invalid_data_costs_only_the_connection(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     one.add.call_one(0).get(timeout=20)
     link = gateway.session().link
@@ -36,7 +35,6 @@ def test_invalid_data_costs_only_the_connection(gateway: ScriptedGateway, client
 
 
 def test_a_text_message_costs_only_the_connection(gateway: ScriptedGateway, client: Client) -> None:
-    gateway.functions["add"] = lambda rank, amount: amount
     one = one_counter(client)
     one.add.call_one(0).get(timeout=20)
     link = gateway.session().link
