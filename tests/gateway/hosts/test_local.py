@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -18,20 +19,16 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from tests.gateway.server_process import TOKEN, ServerProcess, wait_gone
 from tests.gateway.unsupervised import Unsupervised
 
-DEADLINE = 60.0
 
-
-def with_hosts(test: Callable[[LocalHosts], Awaitable[None]], **meshes: int) -> None:
-    async def run() -> None:
-        supervisor = Unsupervised()
-        hosts = LocalHosts(meshes, os.environ, cast("SupervisorLink", supervisor))
-        try:
-            await asyncio.wait_for(test(hosts), DEADLINE)
-        finally:
-            await hosts.close()
-            supervisor.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def with_hosts(environment: Mapping[str, str] = os.environ, **meshes: int) -> AsyncIterator[LocalHosts]:
+    supervisor = Unsupervised()
+    hosts = LocalHosts(meshes, environment, cast("SupervisorLink", supervisor))
+    try:
+        yield hosts
+    finally:
+        await hosts.close()
+        supervisor.close()
 
 
 def pids(hosts: LocalHosts, mesh: str) -> list[int]:
@@ -42,37 +39,31 @@ def sockets(addresses: list[str]) -> list[Path]:
     return [Path(address.removeprefix("ipc://")) for address in addresses]
 
 
-def test_hosts_are_returned_when_they_are_ready() -> None:
-    async def test(hosts: LocalHosts) -> None:
+async def test_hosts_are_returned_when_they_are_ready() -> None:
+    async with with_hosts(workers=2, others=1) as hosts:
         assert hosts.meshes() == {"workers": 2, "others": 1}
         found = await hosts.hosts("workers")
         assert [host.name for host in found] == ["workers-0", "workers-1"]
         assert all(path.is_socket() for path in sockets([host.address for host in found]))
         assert hosts.present("workers") == found
 
-    with_hosts(test, workers=2, others=1)
 
-
-def test_close_leaves_no_process_and_no_file() -> None:
-    async def test(hosts: LocalHosts) -> None:
+async def test_close_leaves_no_process_and_no_file() -> None:
+    async with with_hosts(workers=1) as hosts:
         (host,) = await hosts.hosts("workers")
         await hosts.close()
         wait_gone(*pids(hosts, "workers"))
         assert not sockets([host.address])[0].parent.exists()
 
-    with_hosts(test, workers=1)
 
-
-def test_close_stops_hosts_that_are_still_starting() -> None:
-    async def test(hosts: LocalHosts) -> None:
+async def test_close_stops_hosts_that_are_still_starting() -> None:
+    async with with_hosts(workers=2) as hosts:
         await hosts.close()
         wait_gone(*pids(hosts, "workers"))
 
-    with_hosts(test, workers=2)
 
-
-def test_a_mesh_with_a_dead_host_is_unavailable_with_the_reason() -> None:
-    async def test(hosts: LocalHosts) -> None:
+async def test_a_mesh_with_a_dead_host_is_unavailable_with_the_reason() -> None:
+    async with with_hosts(workers=2) as hosts:
         first, _ = await hosts.hosts("workers")
         os.kill(pids(hosts, "workers")[1], signal.SIGKILL)
         while len(hosts.present("workers")) == 2:
@@ -81,11 +72,9 @@ def test_a_mesh_with_a_dead_host_is_unavailable_with_the_reason() -> None:
         with pytest.raises(HostsUnavailable, match=r"workers-1 \(pid \d+\) was killed by SIGKILL; end this job"):
             await hosts.hosts("workers")
 
-    with_hosts(test, workers=2)
 
-
-def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None:
-    async def test(hosts: LocalHosts) -> None:
+async def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None:
+    async with with_hosts(workers=1) as hosts:
         await hosts.hosts("workers")
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         hosts.watch(lambda mesh, host, reason: lost.set_result(reason), lambda *restored: None)
@@ -94,19 +83,11 @@ def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None:
         with pytest.raises(HostsUnavailable, match=r"Its last output: .*SIGTERM"):
             await hosts.hosts("workers")
 
-    with_hosts(test, workers=1)
-
 
 async def test_a_host_that_fails_to_start_is_reported_with_its_last_output() -> None:
-    supervisor = Unsupervised()
-    environment = {**os.environ, "PYTHONPATH": "", "PYTHONHOME": "/nowhere"}
-    hosts = LocalHosts({"workers": 1}, environment, cast("SupervisorLink", supervisor))
-    try:
+    async with with_hosts({**os.environ, "PYTHONPATH": "", "PYTHONHOME": "/nowhere"}, workers=1) as hosts:
         with pytest.raises(HostsUnavailable, match="Its last output: "):
-            await asyncio.wait_for(hosts.hosts("workers"), DEADLINE)
-    finally:
-        await hosts.close()
-        supervisor.close()
+            await hosts.hosts("workers")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

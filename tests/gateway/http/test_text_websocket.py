@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from websockets.asyncio.client import ClientConnection, connect
 
 from meshgate_gateway.http.messages import HeadParser
 from meshgate_gateway.http.text_websocket import TextWebSocket
 
-DEADLINE = 60.0
 
-
-def with_websocket(test: Callable[[TextWebSocket, ClientConnection], Awaitable[None]]) -> None:
-    async def run() -> None:
-        far, near = socket.socketpair()
-        near.setblocking(False)
-        connecting = asyncio.create_task(_connect(far))
-        async with TextWebSocket(near, await _read_head(near)) as websocket:
-            client = await connecting
-            await test(websocket, client)
-            closing = asyncio.create_task(client.close())
-        await closing
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+@asynccontextmanager
+async def with_websocket() -> AsyncIterator[tuple[TextWebSocket, ClientConnection]]:
+    far, near = socket.socketpair()
+    near.setblocking(False)
+    connecting = asyncio.create_task(_connect(far))
+    async with TextWebSocket(near, await _read_head(near)) as websocket:
+        client = await connecting
+        yield websocket, client
+        closing = asyncio.create_task(client.close())
+    await closing
 
 
 async def _connect(sock: socket.socket) -> ClientConnection:
@@ -39,18 +36,16 @@ async def _read_head(connection: socket.socket) -> bytes:
     return request.head
 
 
-def test_messages_pass_in_both_directions() -> None:
-    async def test(websocket: TextWebSocket, client: ClientConnection) -> None:
+async def test_messages_pass_in_both_directions() -> None:
+    async with with_websocket() as (websocket, client):
         await client.send("question")
         assert await websocket.receive() == "question"
         assert await websocket.send("answer")
         assert await client.recv() == "answer"
 
-    with_websocket(test)
 
-
-def test_pings_are_answered_while_other_work_runs() -> None:
-    async def test(websocket: TextWebSocket, client: ClientConnection) -> None:
+async def test_pings_are_answered_while_other_work_runs() -> None:
+    async with with_websocket() as (websocket, client):
         pong = asyncio.get_running_loop().create_future()
 
         async def ping() -> str:
@@ -61,28 +56,20 @@ def test_pings_are_answered_while_other_work_runs() -> None:
         assert await websocket.answer_pings_during(ping()) == "done"
         assert pong.done()
 
-    with_websocket(test)
 
-
-def test_a_peer_that_closes_is_distinguished_from_a_cut() -> None:
-    async def closes(websocket: TextWebSocket, client: ClientConnection) -> None:
+async def test_a_peer_that_closes_is_distinguished_from_a_cut() -> None:
+    async with with_websocket() as (websocket, client):
         await asyncio.gather(client.close(), websocket.wait_closed())
         assert websocket.closed_by_peer
         assert not await websocket.send("too late")
-
-    async def cut(websocket: TextWebSocket, client: ClientConnection) -> None:
+    async with with_websocket() as (websocket, client):
         client.transport.abort()
         await websocket.wait_closed()
         assert not websocket.closed_by_peer
         assert not await websocket.send("too late")
 
-    with_websocket(closes)
-    with_websocket(cut)
 
-
-def test_a_fragmented_or_binary_message_ends_the_connection() -> None:
-    async def test(websocket: TextWebSocket, client: ClientConnection) -> None:
+async def test_a_fragmented_or_binary_message_ends_the_connection() -> None:
+    async with with_websocket() as (websocket, client):
         await client.send(b"binary")
         assert await websocket.receive() is None
-
-    with_websocket(test)

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -23,42 +24,36 @@ DEADLINE = 60.0
 STUB = [sys.executable, str(Path(__file__).parents[1] / "stub_engine.py")]
 
 
-def with_pool(test: Callable[[EnginePool], Awaitable[None]], *, size: int) -> None:
-    async def run() -> None:
-        supervisor = cast("SupervisorLink", Unsupervised())
-        pool = EnginePool(lambda: EngineProcess.start(supervisor, STUB, os.environ), size)
-        pool.fill()
-        try:
-            await asyncio.wait_for(test(pool), DEADLINE)
-        finally:
-            await pool.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def with_pool(*, size: int) -> AsyncIterator[EnginePool]:
+    supervisor = cast("SupervisorLink", Unsupervised())
+    pool = EnginePool(lambda: EngineProcess.start(supervisor, STUB, os.environ), size)
+    pool.fill()
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 def idle_pids(pool: EnginePool) -> list[int]:
     return [engine.pid for engine in pool._idle]
 
 
-def test_a_prestarted_engine_is_acquired() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_a_prestarted_engine_is_acquired() -> None:
+    async with with_pool(size=1) as pool:
         (pid,) = idle_pids(pool)
         engine = pool.acquire()
         assert (engine.pid, idle_pids(pool)) == (pid, [])
         assert await engine.receive() == EngineReady()
         await engine.stop(0)
 
-    with_pool(test, size=1)
 
-
-def test_an_empty_pool_starts_a_new_engine() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_an_empty_pool_starts_a_new_engine() -> None:
+    async with with_pool(size=0) as pool:
         engine = pool.acquire()
         assert engine.running
         await engine.stop(0)
         assert not engine.running
-
-    with_pool(test, size=0)
 
 
 async def kill(engine: EngineProcess) -> None:
@@ -68,24 +63,22 @@ async def kill(engine: EngineProcess) -> None:
     await engine.stop(DEADLINE)
 
 
-def test_a_dead_engine_is_not_acquired() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_a_dead_engine_is_not_acquired() -> None:
+    async with with_pool(size=1) as pool:
         (dead,) = pool._idle
         await kill(dead)
         engine = pool.acquire()
         assert engine.running
         await engine.stop(0)
 
-    with_pool(test, size=1)
-
 
 @pytest.mark.parametrize("refills", [True, False])
-def test_a_pool_starts_another_engine_after_a_session_has_taken_one_if_it_refills(
+async def test_a_pool_starts_another_engine_after_a_session_has_taken_one_if_it_refills(
     refills: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_processes, "REFILL_DELAY", 0)
 
-    async def test(pool: EnginePool) -> None:
+    async with with_pool(size=1) as pool:
         pool.refills = refills
         engine = pool.acquire()
         await engine.receive()
@@ -93,11 +86,9 @@ def test_a_pool_starts_another_engine_after_a_session_has_taken_one_if_it_refill
         assert len(idle_pids(pool)) == int(refills)
         await engine.stop(0)
 
-    with_pool(test, size=1)
 
-
-def test_fill_replaces_dead_engines() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_fill_replaces_dead_engines() -> None:
+    async with with_pool(size=2) as pool:
         dead, alive = pool._idle
         await kill(dead)
         pool.fill()
@@ -105,11 +96,9 @@ def test_fill_replaces_dead_engines() -> None:
         assert dead.pid not in idle_pids(pool)
         assert len(idle_pids(pool)) == 2
 
-    with_pool(test, size=2)
 
-
-def test_the_channel_of_an_engine_that_died_unused_is_closed() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_the_channel_of_an_engine_that_died_unused_is_closed() -> None:
+    async with with_pool(size=1) as pool:
         (dead,) = pool._idle
         os.kill(dead.pid, signal.SIGKILL)
         await asyncio.wait_for(dead._child.wait(), DEADLINE)
@@ -118,20 +107,16 @@ def test_the_channel_of_an_engine_that_died_unused_is_closed() -> None:
         assert dead._channel is not None
         assert dead._channel.closed
 
-    with_pool(test, size=1)
 
-
-def test_close_kills_the_prestarted_engines() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_close_kills_the_prestarted_engines() -> None:
+    async with with_pool(size=2) as pool:
         pids = idle_pids(pool)
         await pool.close()
         wait_gone(*pids)
 
-    with_pool(test, size=2)
 
-
-def test_messages_pass_in_both_directions() -> None:
-    async def test(pool: EnginePool) -> None:
+async def test_messages_pass_in_both_directions() -> None:
+    async with with_pool(size=1) as pool:
         engine = pool.acquire()
         assert await engine.receive() == EngineReady()
         assert engine.send(AssignSession(session="0" * 32, lease=1))
@@ -140,8 +125,6 @@ def test_messages_pass_in_both_directions() -> None:
         assert await engine.receive() is None
         assert (await engine.stop(DEADLINE)).code == 0
         assert not engine.send(HostsReply(mesh="workers"))
-
-    with_pool(test, size=1)
 
 
 async def test_a_missing_program_raises() -> None:
