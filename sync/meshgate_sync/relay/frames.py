@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from ..errors import MalformedMessage
 from ..tree.codec import Reader, Writer
@@ -113,7 +114,78 @@ class Heartbeat:
 
 
 Message = Hello | Offer | RequestFullDelta | Want | Cancel | Data | Ack | Withdraw | Heartbeat | Hold | Unreachable
-_TYPES = (Hello, Offer, RequestFullDelta, Want, Cancel, Data, Ack, Withdraw, Heartbeat, Hold, Unreachable)
+_Field: TypeAlias = tuple[Callable[[Writer, Any], None], Callable[[Reader], Any]]
+
+
+def _write_digests(out: Writer, digests: tuple[bytes, ...]) -> None:
+    out.u32(len(digests))
+    out.raw(b"".join(digests))
+
+
+def _read_digests(reader: Reader) -> tuple[bytes, ...]:
+    data = reader.take(reader.count(DIGEST_SIZE) * DIGEST_SIZE)
+    return tuple([data[start : start + DIGEST_SIZE] for start in range(0, len(data), DIGEST_SIZE)])
+
+
+def _piece(data: bytes) -> bytes:
+    if not 0 < len(data) <= MAX_PIECE:
+        raise MalformedMessage(f"invalid piece size: {len(data)} bytes (1 to {MAX_PIECE} allowed)")
+    return data
+
+
+def _read_name(reader: Reader) -> str:
+    name = reader.short()
+    if not name or len(name) > _MAX_NAME:
+        raise MalformedMessage(f"invalid host name length: {len(name)} bytes (1 to {_MAX_NAME} allowed)")
+    return name.decode()
+
+
+def _pair(first: _Field, second: _Field) -> _Field:
+    def write(out: Writer, pair: tuple[Any, Any]) -> None:
+        first[0](out, pair[0])
+        second[0](out, pair[1])
+
+    return write, lambda reader: (first[1](reader), second[1](reader))
+
+
+def _many(field: _Field, size: int) -> _Field:
+    """``size``: the bytes that an item takes at least."""
+
+    def write(out: Writer, items: tuple[Any, ...]) -> None:
+        out.u32(len(items))
+        for item in items:
+            field[0](out, item)
+
+    return write, lambda reader: tuple([field[1](reader) for _ in range(reader.count(size))])
+
+
+_DIGEST: _Field = Writer.digest, Reader.digest
+_DIGESTS: _Field = _write_digests, _read_digests
+_FLAG: _Field = Writer.u8, lambda reader: reader.u8() != 0
+_NAME: _Field = lambda out, name: out.short(name.encode()), _read_name
+_REASON: _Field = (
+    lambda out, reason: out.short(reason.encode()[:_MAX_REASON]),
+    lambda reader: reader.short().decode(errors="replace"),
+)
+_REASONS = _many(_pair(_NAME, _REASON), 4)
+_PIECES = _many(_pair(_DIGEST, (Writer.long, lambda reader: _piece(reader.long()))), DIGEST_SIZE + 4)
+_NUMBER: _Field = Writer.u32, Reader.u32
+
+# The fields of each type, in the order of the class. The types are numbered in this order.
+_FIELDS: dict[type[Message], tuple[_Field, ...]] = {
+    Hello: (_NAME, _DIGESTS),
+    Offer: (_DIGEST, _DIGEST, _DIGEST, _FLAG, (Writer.long, Reader.long), _PIECES, _NUMBER, _DIGESTS),
+    RequestFullDelta: (_DIGEST,),
+    Want: (_DIGEST, _DIGESTS),
+    Cancel: (_DIGESTS,),
+    Data: (_DIGEST, (Writer.raw, lambda reader: _piece(reader.take(reader.remaining)))),
+    Ack: (_DIGEST, _many(_NAME, 2), _REASONS),
+    Withdraw: (_DIGEST,),
+    Heartbeat: (_FLAG,),
+    Hold: (_DIGEST,),
+    Unreachable: (_REASONS,),
+}
+_TYPES = tuple(_FIELDS)
 _DATA = _TYPES.index(Data)
 _DATA_HEAD = 1 + DIGEST_SIZE
 
@@ -125,55 +197,10 @@ def encode_frame(message: Message) -> tuple[bytes, ...]:
         head = (_DATA_HEAD + len(message.data)).to_bytes(4, "big") + kind + message.digest
         return head, message.data
     out = Writer()
-    _write(out, message)
+    for (write, _), name in zip(_FIELDS[type(message)], message.__slots__, strict=True):
+        write(out, getattr(message, name))
     body = out.finish()
     return ((1 + len(body)).to_bytes(4, "big") + kind + body,)
-
-
-def _write(out: Writer, message: Message) -> None:
-    if isinstance(message, Hello):
-        out.short(message.name.encode())
-        _write_digests(out, message.roots)
-    elif isinstance(message, Offer):
-        for digest in (message.root, message.base, message.replaces):
-            out.digest(digest)
-        out.u8(message.striped)
-        out.long(message.delta)
-        out.u32(len(message.inline))
-        for digest, data in message.inline:
-            out.digest(digest)
-            out.long(data)
-        out.u32(message.serial)
-        _write_digests(out, message.live)
-    elif isinstance(message, RequestFullDelta | Withdraw | Hold):
-        out.digest(message.root)
-    elif isinstance(message, Want):
-        out.digest(message.root)
-        _write_digests(out, message.digests)
-    elif isinstance(message, Cancel):
-        _write_digests(out, message.digests)
-    elif isinstance(message, Ack):
-        out.digest(message.root)
-        out.u32(len(message.ready))
-        for name in message.ready:
-            out.short(name.encode())
-        _write_reasons(out, message.failed)
-    elif isinstance(message, Unreachable):
-        _write_reasons(out, message.hosts)
-    elif isinstance(message, Heartbeat):
-        out.u8(message.starved)
-
-
-def _write_reasons(out: Writer, reasons: tuple[tuple[str, str], ...]) -> None:
-    out.u32(len(reasons))
-    for name, reason in reasons:
-        out.short(name.encode())
-        out.short(reason.encode()[:_MAX_REASON])
-
-
-def _write_digests(out: Writer, digests: tuple[bytes, ...]) -> None:
-    out.u32(len(digests))
-    out.raw(b"".join(digests))
 
 
 def decode_frame(frame: bytes | memoryview) -> Message:
@@ -184,60 +211,10 @@ def decode_frame(frame: bytes | memoryview) -> Message:
     kind = reader.u8()
     if kind >= len(_TYPES):
         raise MalformedMessage(f"unknown frame type {kind}: the peer may run another version of meshgate")
+    Type = _TYPES[kind]
     try:
-        message = _READERS[_TYPES[kind]](reader)
+        message = Type(*(read(reader) for _, read in _FIELDS[Type]))
     except UnicodeDecodeError as error:
-        raise MalformedMessage(f"{_TYPES[kind].__name__} frame: a host name is not UTF-8") from error
+        raise MalformedMessage(f"{Type.__name__} frame: a host name is not UTF-8") from error
     reader.finish()
     return message
-
-
-def _read_offer(reader: Reader) -> Offer:
-    root, base, replaces = reader.digest(), reader.digest(), reader.digest()
-    striped, delta = reader.u8() != 0, reader.long()
-    count = reader.count(DIGEST_SIZE + 4)
-    inline = tuple([(reader.digest(), _piece(reader.long())) for _ in range(count)])
-    return Offer(root, base, replaces, striped, delta, inline, reader.u32(), _digests(reader))
-
-
-def _read_ack(reader: Reader) -> Ack:
-    root = reader.digest()
-    ready = tuple([_name(reader) for _ in range(reader.count(2))])
-    return Ack(root, ready, _reasons(reader))
-
-
-def _reasons(reader: Reader) -> tuple[tuple[str, str], ...]:
-    return tuple([(_name(reader), reader.short().decode(errors="replace")) for _ in range(reader.count(4))])
-
-
-def _digests(reader: Reader) -> tuple[bytes, ...]:
-    data = reader.take(reader.count(DIGEST_SIZE) * DIGEST_SIZE)
-    return tuple([data[start : start + DIGEST_SIZE] for start in range(0, len(data), DIGEST_SIZE)])
-
-
-def _piece(data: bytes) -> bytes:
-    if not 0 < len(data) <= MAX_PIECE:
-        raise MalformedMessage(f"invalid piece size: {len(data)} bytes (1 to {MAX_PIECE} allowed)")
-    return data
-
-
-def _name(reader: Reader) -> str:
-    name = reader.short()
-    if not name or len(name) > _MAX_NAME:
-        raise MalformedMessage(f"invalid host name length: {len(name)} bytes (1 to {_MAX_NAME} allowed)")
-    return name.decode()
-
-
-_READERS: dict[type, Callable[[Reader], Message]] = {
-    Hello: lambda reader: Hello(_name(reader), _digests(reader)),
-    Offer: _read_offer,
-    RequestFullDelta: lambda reader: RequestFullDelta(reader.digest()),
-    Want: lambda reader: Want(reader.digest(), _digests(reader)),
-    Cancel: lambda reader: Cancel(_digests(reader)),
-    Data: lambda reader: Data(reader.digest(), _piece(reader.take(reader.remaining))),
-    Ack: _read_ack,
-    Withdraw: lambda reader: Withdraw(reader.digest()),
-    Hold: lambda reader: Hold(reader.digest()),
-    Unreachable: lambda reader: Unreachable(_reasons(reader)),
-    Heartbeat: lambda reader: Heartbeat(reader.u8() != 0),
-}
