@@ -127,12 +127,17 @@ def ended(client: EngineClient, kind: str = "procs") -> list[tuple[tuple[tuple[i
     return [(each.ranks, each.reason, each.exit_code) for each in mesh.ended if not each.stopped]
 
 
-async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
-    client = EngineClient()
-    client.spawn_all(gpus=512)
+async def spawned(client: EngineClient, gpus: int) -> tuple[ProcMesh, ActorMesh]:
+    client.spawn_all(gpus=gpus)
     await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
     (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
     (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    return procs, actors
+
+
+async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
+    client = EngineClient()
+    procs, actors = await spawned(client, gpus=512)
     assert ended(client) == []
     for rank in range(1024):
         procs.dead[rank] = f"process {100 + rank} of rank {rank} on workers-0 ended"
@@ -162,10 +167,7 @@ async def test_ranks_that_ended_are_grouped_by_their_reason() -> None:
 
 async def test_actors_end_without_their_processes_or_because_they_are_stopped() -> None:
     client = EngineClient()
-    client.spawn_all(gpus=64)
-    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
-    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
-    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    procs, actors = await spawned(client, gpus=64)
     actors.dead[2] = "The actor a has failed:\n  aborted:\n    def f()\n  ValueError: not\x0bnow\n"
     actors.dead[4] = "The actor inner has failed:\n  its process failed"
     actors.dead.update(dict.fromkeys(range(6, 8), "mesh 'actors' was stopped: enough"), stopped=True)
@@ -193,10 +195,7 @@ async def test_actors_end_without_their_processes_or_because_they_are_stopped() 
 
 async def test_actors_of_stopped_processes_are_not_lost() -> None:
     client = EngineClient()
-    client.spawn_all(gpus=4)
-    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
-    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
-    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    procs, actors = await spawned(client, gpus=4)
     procs.dead[2] = "it was killed"
     procs.dead.update(dict.fromkeys((0, 1), "mesh 'procs' was stopped: enough"), stopped=True)
     actors.dead[3] = "ValueError: no"
@@ -210,10 +209,7 @@ async def test_actors_of_stopped_processes_are_not_lost() -> None:
 
 async def test_an_actor_that_is_known_to_have_ended_before_its_process_has_the_exit_code() -> None:
     client = EngineClient()
-    client.spawn_all(gpus=64)
-    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
-    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
-    (actors,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+    procs, actors = await spawned(client, gpus=64)
     for rank in range(64):
         why = "failed: Killed(sig=9)" if rank < 40 else "failed: Timeout"
         actors.dead[rank] = f"The actor <root>.<a.A actors{{'hosts': 0/2, 'gpus': {rank}/64}}> and all its descendants "
@@ -229,9 +225,7 @@ async def test_an_actor_that_is_known_to_have_ended_before_its_process_has_the_e
 
 async def test_ranks_are_grouped_again_only_if_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     client = EngineClient()
-    client.spawn_all(gpus=4)
-    await client.until(lambda: any(isinstance(each, ActorMesh) for each in client.engine._objects.values()))
-    (procs,) = [each for each in client.engine._objects.values() if isinstance(each, ProcMesh)]
+    procs, _ = await spawned(client, gpus=4)
     grouped: list[object] = []
     group = module._grouped
     monkeypatch.setattr(module, "_grouped", lambda mesh: grouped.append(mesh) or group(mesh))

@@ -80,6 +80,12 @@ class Called:
     def _awaits(self, mesh: int, rank: int) -> bool:
         return self.calling.awaits(mesh, rank)
 
+    async def read_all(self) -> None:
+        """What the response waited for has been read, and it is sent."""
+        assert self.unread is not None
+        self.unread.set_result(None)
+        await until(lambda: self.sent.messages)
+
     def _unread_output(self, procs: int, ranks: Sequence[int]) -> asyncio.Future[None] | None:
         self.asked.append((procs, list(ranks)))
         return self.unread
@@ -660,9 +666,7 @@ async def test_a_result_waits_for_what_its_ranks_have_printed() -> None:
     assert called.asked == [(PROCS, [0, 1])]
     assert called.sent.messages == []
     assert called.calling.is_running(1)
-    assert called.unread is not None
-    called.unread.set_result(None)
-    await until(lambda: called.sent.messages)
+    await called.read_all()
     assert isinstance(called.sent.messages[0][0], Values)
     assert called.idle == 1
 
@@ -674,9 +678,7 @@ async def test_each_item_of_a_stream_waits_for_what_its_rank_has_printed() -> No
     await until(lambda: called.asked)
     assert called.asked == [(PROCS, [1])]
     assert called.sent.messages == []
-    assert called.unread is not None
-    called.unread.set_result(None)
-    await until(lambda: called.sent.messages)
+    await called.read_all()
     called.reply(0, b"first")
     await until(lambda: len(called.sent.messages) == 2)
 
@@ -741,9 +743,7 @@ async def test_a_chosen_actors_result_waits_for_what_its_rank_has_printed() -> N
     await until(lambda: called.asked)
     ((_, ranks),) = called.asked
     assert len(ranks) == 1
-    assert called.unread is not None
-    called.unread.set_result(None)
-    await until(lambda: called.sent.messages)
+    await called.read_all()
 
 
 @pytest.mark.parametrize("ends", ["mesh", "rank", "part"])
@@ -762,9 +762,7 @@ async def test_a_result_that_waits_for_output_is_sent_although_its_mesh_ends(end
     else:
         called.monarch.faults[0].set_exception(STOPPED)
     await turns()
-    assert called.unread is not None
-    called.unread.set_result(None)
-    await until(lambda: called.sent.messages)
+    await called.read_all()
     await turns()
     ((header, _, _),) = called.sent.messages
     assert isinstance(header, Values)
@@ -780,9 +778,7 @@ async def test_failures_of_a_call_wait_for_its_last_reply_if_that_has_arrived() 
     pending, _, stream = called.calling._pending[1]
     called.calling._finish_early(pending, stream)  # the first failure has waited long enough
     assert called.sent.messages == []
-    assert called.unread is not None
-    called.unread.set_result(None)
-    await until(lambda: called.sent.messages)
+    await called.read_all()
     ((header, _, _),) = called.sent.messages
     assert isinstance(header, Failed)
     assert header.failure.unanswered == 0
