@@ -494,8 +494,8 @@ class Client:
         return handle.bind(), (handle, native)
 
     def _reply_port(self, several: bool, explicit_port: bool) -> tuple[Any, Any]:
-        """A port for one reply of one rank is for one message: Monarch passes it to the process as it is. For any other,
-        it opens ports on the way, which take 1.3 kB here and 0.4 kB there until the processes end."""
+        """A port for one reply of one rank is for one message: Monarch passes it to the process as it is. Otherwise it
+        opens ports on the way, which take 1.3 kB here and 0.4 kB there until the processes end."""
         if several:
             return self._open_port_for_several()
         if explicit_port:
