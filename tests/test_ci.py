@@ -43,7 +43,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / ".ci" / "run", clone / ".ci")
     programs = {
         clone / "bin" / "make": MAKE,
-        clone / "bin" / "chromium": MAKE,
+        clone / "bin" / "chromium-headless-shell": MAKE,
         **{clone / "bin" / f"python3.{minor}": "#!/bin/sh\nexit 1\n" for minor in (10, 12, 13)},
         clone / ".venv" / "bin" / "python": PATH_OF_A_CALL,
         clone / "tests" / "kubernetes" / "images": IMAGES,
