@@ -19,7 +19,7 @@ from pathlib import Path
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import (
     end_gateway,
-    last_output,
+    gateway_output,
     own_address,
     remove_files,
     start_gateway,
@@ -78,7 +78,7 @@ def _serve(spec: SlurmSpec, directory: Path) -> int:
         os.rename(directory / "address", directory / ADDRESS_FILE)  # at once with its content
         code = process.wait()
         if code != 0:
-            print(last_output(directory), file=sys.stderr)  # noqa: T201 - the job's log
+            print(gateway_output(directory), file=sys.stderr)  # noqa: T201 - the job's log
         return code
     except (SlurmError, OSError) as error:
         raise SystemExit(f"cannot start a gateway on {os.uname().nodename}: {error}") from None

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate_processes.identity import ProcessIdentity, identify_process, last_output
 from meshgate_slurm import commands
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
@@ -127,7 +127,7 @@ def _read_report(announce: int, process: subprocess.Popen[bytes], directory: Pat
     except ValidationError:
         code = process.poll()
         how = f"it did not start within {START_TIMEOUT:g} s" if code is None else f"it exited with code {code}"
-        return Rejected(error=f"the gateway on {host_name()} did not start: {how}", output=last_output(directory))
+        return Rejected(error=f"the gateway on {host_name()} did not start: {how}", output=gateway_output(directory))
     return report if report.error is None else Rejected(error=report.error)
 
 
@@ -202,10 +202,10 @@ def gateway_of(job: RunningSlurmJob) -> ProcessIdentity:
     return ProcessIdentity(job.pid, job.started)
 
 
-def last_output(directory: Path) -> str:
+def gateway_output(directory: Path) -> str:
     """The last output of the gateway with this directory; "" if there is none."""
     try:
-        return (directory / LOG_FILE).read_bytes()[-TAIL:].decode(errors="replace").strip()
+        return last_output((directory / LOG_FILE).read_text(errors="replace").strip(), TAIL)
     except OSError:
         return ""
 

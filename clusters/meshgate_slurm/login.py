@@ -34,8 +34,8 @@ from meshgate_slurm.gateway_process import (
     end_gateway,
     end_leftovers,
     gateway_of,
+    gateway_output,
     host_name,
-    last_output,
     remove_files,
     software_version,
     start_gateway,
@@ -219,7 +219,7 @@ def _require_packages() -> None:
 def _state(text: str) -> BaseModel:
     job = RunningSlurmJob.model_validate_json(text)
     ended = gateway_of(job).ended
-    return GatewayState(host=host_name(), alive=not ended, output=last_output(Path(job.directory)) if ended else "")
+    return GatewayState(host=host_name(), alive=not ended, output=gateway_output(Path(job.directory)) if ended else "")
 
 
 def _report(text: str) -> BaseModel:
@@ -248,7 +248,7 @@ def _report(text: str) -> BaseModel:
 
 def _last_lines(job: RunningSlurmJob) -> str:
     """The ends of the logs of the job's script and gateway."""
-    gateway = last_output(Path(job.directory))
+    gateway = gateway_output(Path(job.directory))
     return last_lines(read_end(job.batch_log), "the batch script") + last_lines(gateway, "the gateway")
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from meshgate_processes.identity import last_output
+
 UNKNOWN = "UNKNOWN"  # the state of a job that ended longer ago than Slurm remembers
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 ALIVE = PENDING | {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING"}
@@ -240,11 +242,13 @@ def _number(value: Any) -> float | None:
 
 
 def read_end(path: str | os.PathLike[str]) -> str:
-    """The end of a file; "" if it cannot be read, such as one that is not written yet, or only on another machine."""
+    """The last lines of a file; "" if it cannot be read, as if it is not written yet, or only on another machine."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+            skipped = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
+            file.seek(max(0, skipped - 1))
+            end = file.read()
+            return (end.partition(b"\n")[2] or end if skipped else end).decode(errors="replace")
     except OSError:
         return ""
 
@@ -261,5 +265,5 @@ def missing_log(status: JobStatus, path: str) -> str:
 
 def last_lines(text: str, whose: str) -> str:
     """``text``'s last lines below a title, to be added to a message; "" if there are none."""
-    lines = text.strip()[-MAX_TAIL:].splitlines()[-TAIL_LINES:]
+    lines = last_output(text.strip(), MAX_TAIL).splitlines()[-TAIL_LINES:]
     return "".join([f"\nThe last lines of {whose}:", *(f"\n  {line}" for line in lines)]) if lines else ""

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import async_timeout
 
-from meshgate_processes.identity import exit_text
+from meshgate_processes.identity import exit_text, last_output
 from meshgate_processes.marks import end_processes
 
 TAIL = 64 * 1024
@@ -185,7 +185,7 @@ class _Lines:
             self._partial = ""
 
     def tail(self) -> str:
-        return "".join(self._kept)[-TAIL:]
+        return last_output("".join(self._kept), TAIL)
 
     def _add(self, text: str) -> None:
         self._kept.append(text)

@@ -13,7 +13,7 @@ from meshgate.ranks.processes import siblings
 from meshgate.ranks.usage_on_host import read_stat
 from meshgate_gateway.engine.on_worker.process import descendants
 from meshgate_gateway.runs import limits
-from meshgate_processes.identity import ProcessIdentity, exit_text, identify_process
+from meshgate_processes.identity import ProcessIdentity, exit_text, identify_process, last_output
 from meshgate_processes.marks import find_processes
 
 WAIT = "import sys; sys.stdin.read()"
@@ -146,3 +146,17 @@ def test_another_pid_namespace_cannot_judge_this_process() -> None:
 def test_the_text_of_an_exit_names_the_code_or_the_signal(code: int, text: str) -> None:
     assert exit_text(code) == text
     assert exit_text(code, exited="failed with") == text.replace("ended with exit code", "failed with")
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("one\ntwo", "one\ntwo"),
+        ("first\nsecond\nthird", "third"),
+        ("first\nfour\nfive\n", "four\nfive\n"),
+        ("a single line that is too long", "s too long"),
+        ("first\na line that is too long\n", " too long\n"),
+    ],
+)
+def test_quoted_output_begins_with_a_line(text: str, quoted: str) -> None:
+    assert last_output(text, 10) == quoted

@@ -166,6 +166,18 @@ else:
         return alive
 
 
+def last_output(text: str, most: int) -> str:
+    """The end of ``text``, what a process has printed, in at most ``most`` characters, for a message that quotes it.
+
+    It begins at the start of a line, unless the last line alone is longer.
+    """
+    if len(text) <= most:
+        return text
+    tail = text[-most:]
+    whole_lines = tail if text[-most - 1] == "\n" else tail.partition("\n")[2]
+    return whole_lines if whole_lines.strip() else tail
+
+
 def exit_text(code: int, *, exited: str = "ended with exit code") -> str:
     """How a process ended: ``was killed by SIGKILL``, or ``exited`` and the exit code. ``code``: as ``subprocess`` has
     it, negative for a signal."""

@@ -23,6 +23,7 @@ from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
+from meshgate_processes.identity import last_output
 from meshgate_processes.marks import end_processes
 
 log = EventLog()
@@ -181,7 +182,7 @@ class LocalHosts:
         await asyncio.to_thread(end_processes, host.mark, session=host.child.pid)
         host.ended, host.last_line = status.reason, _last_line(status)
         if not self._closing:
-            tail = status.output.strip()[-2000:]
+            tail = last_output(status.output.strip(), 2000)
             log.warning("host ended", host=host.host.name, pid=host.child.pid, reason=status.reason, output=tail)
             self._on_lost(mesh, host.host.name, f"the host (pid {host.child.pid}) {status.reason}{host.last_line}")
         if not host.ready.done():

@@ -52,6 +52,7 @@ from meshgate_gateway.provisioning.slurm_policy import (
     why_not_use,
 )
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
+from meshgate_processes.identity import last_output
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import (
     BatchRequest,
@@ -270,7 +271,7 @@ class SlurmProvisioner:
         if state.alive:
             return busy(f"the gateway of the job does not answer ({problem}): retry later").response()
         reason = f"its process on {state.host} has ended"
-        reason += f". Its last output:\n{state.output[-1000:]}" if state.output else ""
+        reason += f". Its last output:\n{last_output(state.output, 1000)}" if state.output else ""
         return Response.error(HTTPStatus.GONE, f"the job's gateway is gone: {reason}", kind="unknown", reason=reason)
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshgate_gateway.logs import EventLog
+from meshgate_processes.identity import last_output
 from meshgate_slurm import commands
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import write_private
@@ -100,7 +101,7 @@ class Account(BaseModel):
         except (OSError, ValidationError) as error:
             raise SlurmError(f"cannot run {self.python} as {entry.pw_name}: {error}") from None
         if answer is None:
-            words = ran.stderr.strip()[-2000:] or "it gave no reason"
+            words = last_output(ran.stderr.strip(), 2000) or "it gave no reason"
             raise SlurmError(f"{self.python} failed as {entry.pw_name} with exit code {ran.returncode}: {words}")
         return answer, ran
 

@@ -148,6 +148,14 @@ def test_the_last_lines_of_a_long_file_are_shown_below_a_title(tmp_path: Path) -
     assert lines == [f"  line {number}" for number in range(4988, 5000)]
 
 
+def test_the_last_lines_of_a_file_begin_with_a_whole_one(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"this is line {number} of the log, which is long: {'x' * 400}\n" for number in range(100)))
+    lines = last_lines(read_end(log), "the gateway").strip().splitlines()[1:]
+    assert [line[:20] for line in lines] == [f"  this is line {number} of" for number in range(96, 100)]
+    assert read_end(log).startswith("this is line ")
+
+
 def test_a_file_that_is_missing_or_empty_adds_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert last_lines(read_end(tmp_path / "missing") + read_end(tmp_path / "empty"), "the gateway") == ""

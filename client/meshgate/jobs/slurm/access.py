@@ -35,6 +35,7 @@ from meshgate.session.dialing import (
     is_gateway_url,
 )
 from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient, get
+from meshgate_processes.identity import last_output
 from meshgate_slurm.messages import (
     PYTHON_FILE,
     BatchRequest,
@@ -143,7 +144,7 @@ class LoginAccess:
         state = gateway_state(self._login, job, self._python)
         if state.alive or state.host != job.host:
             return None
-        output = f". Its last output:\n{state.output[-1000:]}" if state.output else ""
+        output = f". Its last output:\n{last_output(state.output, 1000)}" if state.output else ""
         return f"its process on {state.host} has ended{output}"
 
     def close(self) -> None:
@@ -360,8 +361,9 @@ def list_jobs(login: LoginNode) -> JobList:
     output = _run(login, login.run, PYTHON_FILE, "list", "")
     answer = _read(login, output.stdout, JobList)
     if answer is None and output.code == COMMAND_NOT_FOUND:
+        words = last_output(output.stderr.strip(), 2000)
         raise JobError(
-            f"{login} has no jobs to list: {PYTHON_FILE} does not run there ({output.stderr.strip()[-2000:]}). Each "
+            f"{login} has no jobs to list: {PYTHON_FILE} does not run there ({words}). Each "
             "submission by SlurmJob writes this file; submit a job if the Python of the last one is gone"
         )
     if answer is None:
@@ -403,7 +405,7 @@ def _read(login: LoginNode, printed: str, kind: type[Reply]) -> Reply | Rejected
 
 
 def _no_reply(login: LoginNode, output: CommandOutput, python: str) -> JobError | ConnectionFailedError:
-    words = output.stderr.strip()[-2000:]
+    words = last_output(output.stderr.strip(), 2000)
     if output.code == SSH_FAILED:
         return ConnectionFailedError(f"the connection to {login} failed: {words}")
     if output.code == COMMAND_NOT_FOUND or "not found" in words or "No such file" in words:
