@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 2.0  # seconds that a process has to answer, twice
 # Files of the frames around those of endpoints, which say nothing.
 _AROUND = ("/monarch/", "/asyncio/", "/meshgate_", "<_meshgate_sync_", "<meshgate_", "<frozen ")
+_OF_SNAPSHOT = re.compile(r"^.*/snapshots/[0-9a-f]{64}/")  # whose directory has another name on each host
 _LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _SCRIPT_ACTORS = "<meshgate_jobs_spmd_rank_actors_"  # the file of the actors that run training scripts
@@ -199,7 +200,7 @@ def _known(processes: Iterable[ProcessStacks]) -> str:
 
 def _process(answer: dict[str, Any]) -> ProcessStacks:
     threads = [
-        Thread(each["name"], tuple(Frame(*frame) for frame in each["frames"]), task=kind == "tasks")
+        Thread(each["name"], tuple(_frame(*frame) for frame in each["frames"]), task=kind == "tasks")
         for kind in ("threads", "tasks")
         for each in answer.get(kind, ())
     ]
@@ -214,6 +215,11 @@ def _process(answer: dict[str, Any]) -> ProcessStacks:
         session=answer["session"],
         script=answer.get("script", False),
     )
+
+
+def _frame(file: str, *facts: Any) -> Frame:
+    """A file of synced code is named relative to its root, as in errors, so that the stacks of all hosts are alike."""
+    return Frame(_OF_SNAPSHOT.sub("", file), *facts)
 
 
 def places_text(scripts: Iterable[ProcessStacks], total: int) -> str:

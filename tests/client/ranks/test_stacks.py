@@ -152,6 +152,18 @@ def test_meshes_are_asked_and_those_that_fail_are_named() -> None:
     assert [each.rank for each in read_stacks({"good": good}, [0, 1])] == [0, 1]  # type: ignore[dict-item]
 
 
+def test_equal_stacks_in_synced_code_of_several_hosts_are_shown_once() -> None:
+    def synced(rank: int, home: str) -> dict[str, Any]:
+        step = (f"{home}/snapshots/{'0' * 64}/models/train.py", *STEP[1:])
+        return {**answer(rank), "host": home, "threads": [{"name": "t", "frames": [tuple(MONARCH), step]}]}
+
+    values = {home: [synced(rank, home)] for rank, home in enumerate(["/tmp/meshgate-a", "/tmp/meshgate-b"])}
+    hosts: Any = Hosts(FutureProxy.resolved(values))
+    assert str(read_stacks({"hosts": hosts})) == (
+        'procs ranks 0-1 (2 processes):\n  File "models/train.py", line 12, in Trainer.step\n    loss.backward()'
+    )
+
+
 def test_a_script_stands_for_the_actor_that_has_started_it() -> None:
     values = {"hosts-0": [answer(0), {**answer(0), "pid": 7, "script": True}, answer(1), {**answer(0), "session": "t"}]}
     meshes: Any = {"hosts": Hosts(FutureProxy.resolved(values))}
