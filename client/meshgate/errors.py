@@ -159,12 +159,16 @@ def _remote_traceback(exception: BaseException | None) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshFailure(SeenAsMonarchs):
-    """What died: ``ranks`` of the mesh ``mesh_name``, and the host of each of them."""
+    """What died: ``ranks`` of the mesh ``mesh_name``, and the host of each of them.
+
+    ``job_lost``, only for ``unhandled_fault_hook``: the job has no host any more, and ``kill()`` and ``apply()`` start
+    it again. False in the errors of calls."""
 
     mesh_name: str
     reason: str
     ranks: tuple[int, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict)
+    job_lost: bool = field(default=False, kw_only=True)
 
     _monarch_name = "MeshFailure"
 

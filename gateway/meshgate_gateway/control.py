@@ -111,7 +111,7 @@ class HostsReply(_Model):
 
 class HostLost(_Model):
     """A host from an earlier HostsReply has exited. ``returns``: a replacement may follow. ``removed``: the mesh has
-    been scaled, and the host is no longer part of it."""
+    been scaled, and the host is no longer part of it. ``last``: the job has no other host, and none follows."""
 
     type: Literal["host_lost"] = "host_lost"
     mesh: str
@@ -119,6 +119,7 @@ class HostLost(_Model):
     reason: Reason
     returns: bool = False
     removed: bool = False
+    last: bool = False
 
 
 class HostRestored(_Model):

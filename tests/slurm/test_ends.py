@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import GatewayLostError, JobNotRunning, JobStartFailed, MeshgateError, SlurmJob, SupervisionError
+from meshgate import (
+    GatewayLostError,
+    JobNotRunning,
+    JobStartFailed,
+    MeshFailure,
+    MeshgateError,
+    SlurmJob,
+    SupervisionError,
+)
 from meshgate.jobs.slurm.access import NodeAccess
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 from tests.slurm.actors import Trainer
@@ -58,6 +66,21 @@ def test_a_cancelled_job_ends_its_calls_with_state_node_and_log(name: str, tmp_p
         job.apply()
         assert job.job_id != first
         job.state().workers.spawn_procs().spawn("trainers", Trainer).node.call().get(timeout=NOTICED)
+
+
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_a_driver_leaves_a_job_that_has_ended_without_waiting_for_its_gateway(
+    name: str, tmp_path: Path, gateway_on: str, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    failures: list[MeshFailure] = []
+    monkeypatch.setattr(kt, "unhandled_fault_hook", failures.append)
+    monkeypatch.setenv("MESHGATE_CLOSE_TIMEOUT", "3600")
+    with small_job({"workers": 2}, name, tmp_path, gateway_on=gateway_on) as job:
+        waiting_call(job)
+        run("scancel", str(job.job_id))
+        wait_for(lambda: len(failures) == 2, "the fault of each rank")
+    assert all(failure.job_lost for failure in failures)
+    assert "calls wait" not in printed.err.rpartition("connected to")[2]
 
 
 @pytest.mark.slow

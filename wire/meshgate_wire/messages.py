@@ -650,6 +650,7 @@ class Fault(Model):
     hosts: HostNames = Field(default={})
     report: Text
     number: Count = 0  # in a detached session, from 1
+    job_lost: bool = False  # the job has no host any more, and none follows
 
 
 class OutputLine(Model):

@@ -68,6 +68,7 @@ class Dispatcher:
         self.marks: ReadMarks | None = None  # of a detached session
         self.returns: Returns | None = None  # while the session is being detached
         self.hidden_procs: set[int] = set()  # proc meshes whose output is not shown
+        self.job_lost = False  # whether a fault has said that the job has no host any more
         self.handled_faults: set[int] = set()  # meshes whose faults another part of this package reports
         self._printer = printer or OutputPrinter()
         self.aggregator = Aggregator(lambda lines: self._printer.put(lines, lambda: None))
@@ -255,6 +256,7 @@ class Dispatcher:
     # --- unsolicited messages
 
     def _fault(self, header: Fault, message: MessageReceived) -> None:
+        self.job_lost = self.job_lost or header.job_lost
         if header.object is not None:
             self._objects.lose_ranks(header.object, header.ranks, header.report)
         if header.object in self.handled_faults:

@@ -495,7 +495,8 @@ class ClientSession:
             for callback in self._close_callbacks:
                 callback()
         finally:
-            self._drain_and_end(timeout if self._connection.connected else min(timeout, 1.0))
+            ending = self._dispatcher.job_lost  # with its job, the gateway
+            self._drain_and_end(timeout if self._connection.connected and not ending else min(timeout, 1.0))
 
     def _drain_and_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

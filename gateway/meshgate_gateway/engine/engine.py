@@ -429,8 +429,10 @@ class Engine:
         else:
             self._supervision.fault(fault)
 
-    def host_lost(self, host: str, reason: str, *, returns: bool, removed: bool = False) -> None:
-        """The server reports that a host ended: see ``HostWatch.host_lost``."""
+    def host_lost(self, host: str, reason: str, *, returns: bool, removed: bool = False, last: bool = False) -> None:
+        """The server reports that a host ended: see ``HostWatch.host_lost``. ``last``: the job has no other, and none
+        follows."""
+        self._supervision.job_lost = last
         self._hosts.host_lost(host, reason, returns=returns, removed=removed)
         self._supervision.host_lost(host)
 

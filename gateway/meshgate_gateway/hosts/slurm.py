@@ -293,8 +293,11 @@ class SlurmHosts:
             await self._wait_changed()
 
     def present(self, mesh: str) -> tuple[Host, ...]:
+        if self._status.ended:  # the workers end too, but not yet
+            return ()
         workers = (self.workers.by_rank.get(rank) for rank in self._ranks[mesh])
-        return tuple(worker.host for worker in workers if worker is not None and worker.connected)
+        found = (worker for worker in workers if worker is not None and worker.connected and worker.lost is None)
+        return tuple(worker.host for worker in found)
 
     def replaces_hosts(self, mesh: str) -> bool:
         return False

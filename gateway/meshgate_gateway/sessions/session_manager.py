@@ -221,7 +221,9 @@ class SessionManager:
         """Reports a lost host, with the reason, to the sessions that use its mesh. ``removed``: it is no longer a part
         of the mesh."""
         returns = not removed and self._hosts.replaces_hosts(mesh)
-        lost = HostLost(mesh=mesh, host=host, reason=reason, returns=returns, removed=removed)
+        meshes = self._hosts.meshes()
+        last = not removed and not any(self._hosts.replaces_hosts(each) or self._hosts.present(each) for each in meshes)
+        lost = HostLost(mesh=mesh, host=host, reason=reason, returns=returns, removed=removed, last=last)
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
                 engine.send(lost)

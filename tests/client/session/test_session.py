@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import meshgate
 from meshgate.actors.api import MonarchActorError
 from meshgate.errors import (
     ActorError,
     GatewayError,
+    MeshFailure,
     StepFailedError,
     SupervisionError,
     UnreadableResult,
@@ -25,6 +27,7 @@ from meshgate.session.dialing import UrlDialer
 from meshgate.session.futures import FutureProxy
 from meshgate.session.session import ResultReader
 from meshgate.session.settings import ClientSettings
+from meshgate.session.transport import connection_thread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_wire import Fragments, Header
 from meshgate_wire.messages import (
@@ -37,6 +40,7 @@ from meshgate_wire.messages import (
     EndSession,
     ErrorGroup,
     Failure,
+    Fault,
     Keeps,
     ObjectFailed,
     Read,
@@ -49,7 +53,7 @@ from meshgate_wire.messages import (
 )
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
-from tests.waiting import wait_for
+from tests.waiting import Printed, wait_for
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -289,6 +293,38 @@ def test_closing_gives_up_if_the_gateway_does_not_reply(gateway: ScriptedGateway
     client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
     client.close()
     assert client.error is not None
+
+
+def test_closing_does_not_wait_for_a_gateway_that_ends_meanwhile(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    monkeypatch.setattr(connection_thread, "CLOSING_PATIENCE", 0.2)
+
+    def end(session: ScriptedSession, header: EndSession, buffers: Sequence[Fragments]) -> None:
+        gateway.refuse = lambda request: (503, {"error": "nothing is here any more"})
+        assert session.link is not None
+        session.link.transport.abort()
+
+    gateway.on[EndSession] = end
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=ClientSettings(close_timeout=3600))
+    client._connection._outage._quiet = 0.0  # from now on: the first connection may take long
+    client.close()
+    assert client.error is not None
+    assert "calls wait" not in printed.err
+
+
+def test_closing_does_not_wait_long_for_a_gateway_whose_job_has_no_host_any_more(
+    gateway: ScriptedGateway, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[MeshFailure] = []
+    monkeypatch.setattr(meshgate, "unhandled_fault_hook", faults.append)
+    gateway.on[EndSession] = lambda *_: None
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings.model_copy(update={"close_timeout": 3600}))
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    fault = Fault(object=None, mesh="workers", ranks=(), report="Slurm ended job 7", job_lost=True)
+    gateway.do(lambda: gateway.session().send(fault))
+    wait_for(lambda: faults, "the fault")
+    client.close()
 
 
 def test_the_gateway_sends_no_output_if_the_setting_is_off(gateway: ScriptedGateway) -> None:

@@ -172,6 +172,7 @@ def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_lo
         with pytest.raises(HostsUnavailable, match="mesh 'a' is incomplete: n1: Slurm ended job 7"):
             await watched.hosts.hosts("a")
         assert watched.hosts.report().ended
+        assert [watched.hosts.present(mesh) for mesh in "ab"] == [(), ()]  # although the workers end a moment later
 
     check(test)
 
@@ -183,6 +184,7 @@ def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
         watched.cluster.set("RUNNING", nodes=("n1",))
         assert await watched.lost.get() == ("b", "n2", "Slurm took node n2 from job 7 (DOWN: Not responding)")
         assert watched.hosts.present("a")
+        assert not watched.hosts.present("b")  # although its connection may stay open
         assert watched.lost.empty()
 
     check(test)

@@ -23,6 +23,7 @@ from meshgate_gateway.control import (
     ClientDisconnected,
     ControlMessage,
     EndSession,
+    HostLost,
     HostsReply,
     HostsRequest,
     Inspect,
@@ -280,6 +281,29 @@ async def test_an_engine_whose_hosts_cannot_be_found_gets_the_reason() -> None:
         assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
         (reply,) = (sent for sent in with_fake.engine.sent if isinstance(sent, HostsReply))
         assert "ZeroDivisionError('a bug')" in str(reply.error)
+
+
+@pytest.mark.parametrize("others", [("workers-1",), ()])
+@pytest.mark.parametrize("replaces", [True, False])
+async def test_an_engine_learns_whether_a_lost_host_was_the_last_of_the_job(
+    others: Sequence[str], replaces: bool
+) -> None:
+    class Hosts(StaticHosts):
+        def present(self, mesh: str) -> tuple[Host, ...]:
+            return tuple(Host(name=name) for name in others)
+
+        def replaces_hosts(self, mesh: str) -> bool:
+            return replaces
+
+    async with managed(Hosts({"workers": ["tcp://10.0.0.1:1"]})) as with_fake:
+        with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
+        with_fake.engine.messages.put_nowait(ClientConnected())
+        assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
+        with_fake.manager.host_lost("workers", "workers-0", "it ended")
+        (lost,) = (sent for sent in with_fake.engine.sent if isinstance(sent, HostLost))
+        assert lost.last == (not others and not replaces)
+        with_fake.manager.host_lost("workers", "workers-0", "the mesh was scaled", removed=True)
+        assert not [sent for sent in with_fake.engine.sent if isinstance(sent, HostLost)][-1].last
 
 
 async def test_a_lease_that_began_under_an_earlier_server_counts_on() -> None:

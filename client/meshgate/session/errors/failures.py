@@ -171,7 +171,8 @@ def _is_call(endpoint: str) -> bool:
 
 def failure_of_fault(fault: messages.Fault) -> MeshFailure:
     """The argument of ``unhandled_fault_hook``."""
-    return MeshFailure(fault.mesh, readable_report(fault.report), fault.ranks, dict(fault.hosts))
+    report = readable_report(fault.report)
+    return MeshFailure(fault.mesh, report, fault.ranks, dict(fault.hosts), job_lost=fault.job_lost)
 
 
 def dependency_failure(

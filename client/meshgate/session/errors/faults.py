@@ -25,11 +25,12 @@ log = logging.getLogger("meshgate.faults")
 
 LEAVE_TIMEOUT = 1.0  # seconds that a program has to end by itself, with the error of a call that failed
 REPEAT_WINDOW = 60.0  # seconds during which a similar failure is reported in one line
-_HINT = (
-    "  The program ends, as with Monarch. Slices without these ranks still work, and you can spawn again on the "
-    "remaining hosts: to continue, assign a function to meshgate.unhandled_fault_hook.\n"
+_LAST_LINES = re.compile(r"\nThe last lines of [^\n]*:(?:\n  [^\n]*)*")  # of a host's log, which differ on each host
+_HOSTS_REMAIN = "Slices without these ranks still work, and you can spawn again on the remaining hosts"
+_JOB_LOST = "The job has no host any more, and kill() and apply() start it again"
+_PROGRAM_ENDS = (
+    "The program ends, as with Monarch. {remedy}: to continue, assign a function to meshgate.unhandled_fault_hook"
 )
-_INTERACTIVE_HINT = "  Slices without these ranks still work, and you can spawn again on the remaining hosts.\n"
 
 
 @dataclass(slots=True)
@@ -40,12 +41,13 @@ class FaultReporter:
 
     def text(self, failure: MeshFailure, now: float) -> str:
         """What to print about ``failure`` at time ``now``, in seconds."""
-        kind = (failure.mesh_name, re.sub(r"\d+", "#", failure.reason))
+        kind = (failure.mesh_name, re.sub(r"\d+", "#", _LAST_LINES.sub("", failure.reason)))
         self._reported = {each: when for each, when in self._reported.items() if now - when < REPEAT_WINDOW}
         repeated = kind in self._reported
         self._reported[kind] = now
         if not repeated:
-            return f"meshgate: {failure}\n{_INTERACTIVE_HINT if is_interactive() else _HINT}"
+            remedy = _JOB_LOST if failure.job_lost else _HOSTS_REMAIN
+            return f"meshgate: {failure}\n  {remedy if is_interactive() else _PROGRAM_ENDS.format(remedy=remedy)}.\n"
         hosts = sorted({failure.hosts[rank] for rank in failure.ranks if rank in failure.hosts})
         on = f" on {', '.join(hosts)}" if hosts else ""
         ranks = ranks_text(failure.ranks) if failure.ranks else "another part"

@@ -59,18 +59,25 @@ class Outage:
     says since when, why, and that calls wait; on a terminal and in a notebook it is updated in place. Another line says
     when the connection is back. Both are logged as well, before any message of the new connection is delivered.
 
-    ``why`` returns the reason of the latest failure. ``show(text, final)`` shows a line, which takes the place of the
-    last one unless that was ``final``.
+    ``why`` returns the reason of the latest failure, ``gone`` why the gateway will never answer again, if that is
+    certain: then calls do not wait for long. ``show(text, final)`` shows a line, which takes the place of the last one
+    unless that was ``final``.
     """
 
     def __init__(
-        self, gateway: object, quiet: float, why: Callable[[], str], show: Callable[[str, bool], None]
+        self,
+        gateway: object,
+        quiet: float,
+        why: Callable[[], str],
+        gone: Callable[[], str | None],
+        show: Callable[[str, bool], None],
     ) -> None:
-        self._gateway, self._quiet, self._why, self._show = gateway, quiet, why, show
+        self._gateway, self._quiet, self._why, self._gone, self._show = gateway, quiet, why, gone, show
         self._loop: asyncio.AbstractEventLoop
         self._since: tuple[float, str] | None = None  # on the loop's clock, and the time of day
         self._before = False  # whether there has been a connection
         self._shown = False
+        self._closing = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -78,7 +85,8 @@ class Outage:
         if self._since is None:
             self._loop = asyncio.get_running_loop()
             self._since = self._loop.time(), time.strftime("%H:%M:%S")
-            self._timer = self._loop.call_later(self._quiet, self._report)
+            if not self._closing:
+                self._timer = self._loop.call_later(self._quiet, self._report)
 
     def end(self) -> None:
         """The session is connected."""
@@ -90,6 +98,13 @@ class Outage:
             self._show(text, True)
         self._before = True
         self._clear()
+
+    def mute(self) -> None:
+        """The program closes the session, so calls do not wait any more. No line is shown from now on but the last one
+        of an outage that was shown before."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
 
     def close(self) -> None:
         """The session has ended."""
@@ -106,7 +121,8 @@ class Outage:
         return f"no connection to {self._gateway} for {lasted:.0f} s, since {since[1]}: {self._why()}"
 
     def _report(self) -> None:
-        text = f"{self.describe()}; calls wait, and nothing is lost"
+        gone = self._gone()
+        text = f"{self.describe()}; {'calls wait, and nothing is lost' if gone is None else f'it is gone: {gone}'}"
         if not self._shown:
             log.info("%s", text)
         self._shown = True
@@ -120,6 +136,7 @@ class Outage:
         self._shown = False
 
 
+CLOSING_PATIENCE = 2.0  # seconds that a session which is being closed waits for another connection
 _STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt
 _WAKE_UP_WITHIN = 5.0  # seconds from when something is posted until the loop is woken; far more than a thread needs
 
@@ -178,7 +195,11 @@ class ConnectionThread:
         self._woken = False  # whether a wake-up of the loop is under way
         # Used by the loop alone:
         self._reconnector = Reconnector(dialer, settings, session_id, self, self._session.limits, takes_over=takes_over)
-        self._outage = Outage(dialer, settings.quiet, self._reconnector.why, listener.connection_notice)
+        reconnector = self._reconnector
+        self._outage = Outage(
+            dialer, settings.quiet, reconnector.why, lambda: reconnector.gone, listener.connection_notice
+        )
+        self._closing = False  # whether all that is left is to tell the gateway that the session ends
         self._connection: GatewayConnection | None = None
         self._pump: Pump | None = None
         self._task: asyncio.Task[None] | None = None
@@ -210,8 +231,12 @@ class ConnectionThread:
         self._wake()
 
     def refuse_posts(self) -> None:
-        """From now on, raises GatewayError in every caller that posts another message than the ``last`` one."""
+        """From now on, raises GatewayError in every caller that posts another message than the ``last`` one.
+
+        Without a connection, the session then ends within ``CLOSING_PATIENCE``.
+        """
         self._queue.refuse(self._closed_error())
+        self.call_soon(self._begin_closing)
 
     def consume(self, message: MessageReceived) -> None:
         """Returns the credit of ``message``, of a stream with manual credit, so that the gateway may send more."""
@@ -477,6 +502,17 @@ class ConnectionThread:
         self._listener.session_ended(error)
         _running.discard(self)
 
+    def _begin_closing(self) -> None:
+        self._closing = True
+        self._outage.mute()
+        if not self.connected:
+            self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
+
+    def _stop_closing(self) -> None:
+        """All that is left to send is the end of the session, which a gateway that has ended does not need."""
+        if not self.connected:
+            self._cancel()
+
     async def _stay_connected(self) -> None:
         while True:
             self._outage.begin()
@@ -492,6 +528,8 @@ class ConnectionThread:
             self._reconnector.last_failure = self._reconnector.last_failure or connection.close_description()
             self._detach()
             log.debug("connection to %s lost: %s", self.dialer, self._reconnector.last_failure)
+            if self._closing:
+                self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
 
     def _detach(self) -> None:
         if self._pump is not None:

@@ -64,6 +64,7 @@ class Reconnector:
         takes_over: bool = False,
     ) -> None:
         self.last_failure = ""
+        self.gone: str | None = None  # why the gateway will never answer again, as the dialer has said last
         self.attempt_timeout = settings.attempt_timeout
         self.resuming = False
         self._dialer = dialer
@@ -99,6 +100,7 @@ class Reconnector:
         down_since = asyncio.get_running_loop().time()
         gone_since: float | None = None
         self._accepted = False
+        self.gone = None
         while True:
             await self._back_off(self._patience(gone_since))
             self._dialing_since = time.monotonic()
@@ -133,7 +135,7 @@ class Reconnector:
 
     async def _check_gone(self, gone_since: float | None, now: float) -> float | None:
         """Returns since when the dialer has reported the gateway as gone. Raises once that is ``lost_after`` ago."""
-        reason = await self._dialer.gone()
+        self.gone = reason = await self._dialer.gone()
         if reason is None:
             return None
         gone_since = now if gone_since is None else gone_since

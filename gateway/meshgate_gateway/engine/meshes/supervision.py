@@ -50,7 +50,8 @@ class _Unexplained:
 
 class Supervision:
     """``host_reasons`` maps hosts that have ended, or are about to, to why. ``ranks_died(mesh)`` is called after ranks
-    of an actor mesh died, ``process_died(procs, rank, report)`` as soon as a process did."""
+    of an actor mesh died, ``process_died(procs, rank, report)`` as soon as a process did. Set ``job_lost`` when no host
+    of the job is left and none follows: faults then say so."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Supervision:
     ) -> None:
         self._objects, self._send, self._call_later = objects, send, call_later
         self._host_reasons, self._ranks_died, self._process_died = host_reasons, ranks_died, process_died
+        self.job_lost = False
         self._unclaimed: list[Fault] = []  # of meshes whose unique name is not known yet
         self._unexplained: dict[str, _Unexplained] = {}  # by host
 
@@ -206,7 +208,7 @@ class Supervision:
         if not reported:
             hosts = {rank: procs.host_of(rank)}
             report = self._with_host_reasons(procs.dead[rank], hosts.values())
-            self._send(FaultMessage(object=mesh, mesh=procs.name, ranks=(rank,), hosts=hosts, report=report))
+            self._send_fault(mesh, procs, (rank,), hosts, report)
 
     def _died(self, number: int, actors: ActorMesh, ranks: Sequence[int], report: str) -> None:
         fresh = [rank for rank in ranks if rank not in actors.dead]
@@ -218,8 +220,13 @@ class Supervision:
         self._note_host_reasons(actors, fresh)
         self._ranks_died(actors)
         for start in range(0, len(fresh), MAX_RANKS_REPORTED):
-            ranks = tuple(fresh[start : start + MAX_RANKS_REPORTED])
-            self._send(FaultMessage(object=number, mesh=actors.name, ranks=ranks, hosts=hosts, report=report))
+            self._send_fault(number, actors, tuple(fresh[start : start + MAX_RANKS_REPORTED]), hosts, report)
+
+    def _send_fault(
+        self, number: int, mesh: ProcMesh | ActorMesh, ranks: tuple[int, ...], hosts: dict[int, str], report: str
+    ) -> None:
+        lost = self.job_lost
+        self._send(FaultMessage(object=number, mesh=mesh.name, ranks=ranks, hosts=hosts, report=report, job_lost=lost))
 
     def _note_host_reasons(self, mesh: ProcMesh | ActorMesh, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -285,6 +285,8 @@ def test_a_fault_becomes_the_hooks_mesh_failure() -> None:
     fault = Fault(object=7, mesh="trainers", ranks=(1,), hosts={1: "workers-0"}, report="process 12 was killed")
     failure = failure_of_fault(fault)
     assert (failure.mesh_name, failure.ranks, failure.report()) == ("trainers", (1,), "process 12 was killed")
+    assert not failure.job_lost
+    assert failure_of_fault(fault.model_copy(update={"job_lost": True})).job_lost
 
 
 @pytest.mark.parametrize("endpoint", ["", "trainers.step"])

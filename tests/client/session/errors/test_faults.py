@@ -29,6 +29,14 @@ def test_a_similar_failure_of_another_rank_is_one_line() -> None:
     assert reporter.text(died(1), 1) == "meshgate: rank 1 of mesh 'trainers' on workers-1 failed in the same way\n"
 
 
+def test_failures_on_hosts_with_different_logs_are_similar() -> None:
+    reporter = FaultReporter()
+    reason = "process {0} ended (n{0}: Slurm ended job 7: CANCELLED\nThe last lines of the worker on n{0}:\n  {1})"
+    assert "step 3" in reporter.text(died(0, reason.format(0, "step 3\n  step 4")), 0)
+    assert reporter.text(died(1, reason.format(1, "loading")), 1).endswith(" failed in the same way\n")
+    assert "TIMEOUT" in reporter.text(died(1, reason.format(1, "loading").replace("CANCELLED", "TIMEOUT")), 1)
+
+
 def test_another_reason_mesh_or_time_is_reported_in_full() -> None:
     reporter = FaultReporter()
     reporter.text(died(0), 0)
@@ -111,6 +119,20 @@ def test_the_report_at_a_prompt_does_not_say_that_the_program_ends(monkeypatch: 
     text = faults.FaultReporter().text(died(1), 0.0)
     assert "The program ends" not in text
     assert "you can spawn again" in text
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_the_report_of_a_job_without_hosts_says_how_to_start_it_again(
+    monkeypatch: pytest.MonkeyPatch, interactive: bool
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    if not interactive:
+        monkeypatch.delattr(sys, "ps1")
+    lost = MeshFailure("trainers", "Slurm ended job 7", (1,), {1: "n1"}, job_lost=True)
+    text = faults.FaultReporter().text(lost, 0.0)
+    assert "The job has no host any more, and kill() and apply() start it again" in text
+    assert "remaining hosts" not in text
+    assert ("The program ends" in text) != interactive
 
 
 def test_a_background_program_that_ignores_sigint_gets_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:

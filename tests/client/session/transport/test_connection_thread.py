@@ -619,14 +619,14 @@ def test_the_other_tasks_of_the_loop_are_cancelled_and_awaited() -> None:
 Shown = list[tuple[str, bool]]
 
 
-def shown_during(scenario: Callable[[Outage], Coroutine[Any, Any, None]]) -> Shown:
+def shown_during(scenario: Callable[[Outage], Coroutine[Any, Any, None]], gone: str | None = None) -> Shown:
     """What is shown, without the time of day, and whether it is final."""
     shown: Shown = []
 
     def show(text: str, final: bool) -> None:
         shown.append((re.sub(r", since \d\d:\d\d:\d\d", "", text), final))
 
-    run_in_virtual_time(scenario(Outage("the gateway", 5.0, lambda: "refused", show)))
+    run_in_virtual_time(scenario(Outage("the gateway", 5.0, lambda: "refused", lambda: gone, show)))
     return shown
 
 
@@ -676,5 +676,39 @@ def test_the_line_of_a_session_that_ends_without_a_connection_is_final() -> None
         await asyncio.sleep(5.5)
         outage.close()
         await asyncio.sleep(5)
+
+    assert [final for _, final in shown_during(scenario)] == [False, True]
+
+
+def test_the_line_about_a_gateway_that_is_gone_does_not_say_that_calls_wait() -> None:
+    async def scenario(outage: Outage) -> None:
+        outage.begin()
+        await asyncio.sleep(5.5)
+        outage.close()
+
+    (first, _), _ = shown_during(scenario, gone="Slurm ended job 7: CANCELLED")
+    assert first == "no connection to the gateway for 5 s: refused; it is gone: Slurm ended job 7: CANCELLED"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_session_that_is_being_closed_shows_no_outage(before: bool) -> None:
+    async def scenario(outage: Outage) -> None:
+        if before:
+            outage.mute()
+        outage.begin()
+        outage.mute()
+        await asyncio.sleep(60)
+        outage.close()
+
+    assert shown_during(scenario) == []
+
+
+def test_an_outage_that_was_shown_before_the_session_is_closed_has_a_last_line() -> None:
+    async def scenario(outage: Outage) -> None:
+        outage.begin()
+        await asyncio.sleep(5.5)
+        outage.mute()
+        await asyncio.sleep(60)
+        outage.close()
 
     assert [final for _, final in shown_during(scenario)] == [False, True]

@@ -325,6 +325,14 @@ def test_the_processes_of_a_lost_host_are_dead_even_if_their_connections_stay_op
     assert [rank for _, rank, _ in supervised.processes_died] == [2, 3]
 
 
+def test_a_fault_says_whether_the_job_has_no_host_any_more() -> None:
+    for lost in (False, True):
+        supervised = Supervised()
+        supervised.supervision.job_lost = lost
+        supervised.supervision.fault(Fault("actors-unique", (1,), "Slurm ended the job"))
+        assert [fault.job_lost for fault in supervised.sent.of(FaultMessage)] == [lost]
+
+
 def test_a_host_that_returns_meanwhile_is_not_lost() -> None:
     supervised = Supervised()
     supervised.host_reasons["workers-1"] = "it restarts"
