@@ -189,13 +189,10 @@ def read_answer(output: str, kind: type[AnswerT]) -> AnswerT | Rejected | None:
     line = next((line for line in output.splitlines() if line.startswith(MARK)), None)
     if line is None:
         return None
-    try:
-        return kind.model_validate_json(line[len(MARK) :])
-    except ValidationError as error:
-        try:
-            return Rejected.model_validate_json(line[len(MARK) :])
-        except ValidationError:
-            raise error from None
+    # First, because a model without required fields, such as an empty list of jobs, can be read from a rejection.
+    with contextlib.suppress(ValidationError):
+        return Rejected.model_validate_json(line[len(MARK) :])
+    return kind.model_validate_json(line[len(MARK) :])
 
 
 def run_submission(

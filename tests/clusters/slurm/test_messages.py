@@ -14,6 +14,7 @@ from meshgate_slurm.messages import (
     Ended,
     EndJob,
     JobEnded,
+    JobList,
     JobReport,
     Rejected,
     RunningSlurmJob,
@@ -39,7 +40,8 @@ def test_the_answer_is_found_among_what_start_up_files_print() -> None:
 
 
 def test_a_refusal_takes_the_place_of_an_answer() -> None:
-    assert read_answer(f'{MARK}{{"error": "no Slurm"}}', RunningSlurmJob) == Rejected(error="no Slurm")
+    for kind in (RunningSlurmJob, Ended, JobList):  # also one without required fields
+        assert read_answer(f'{MARK}{{"error": "no Slurm"}}', kind) == Rejected(error="no Slurm")
 
 
 def test_the_answer_of_another_version_is_an_error() -> None:
