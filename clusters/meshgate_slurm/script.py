@@ -120,7 +120,8 @@ def _quote(value: object) -> str:
 def step(spec: SlurmSpec, python: str, log_dir: str) -> list[str]:
     """The command that runs the workers, in the allocation."""
     return [
-        *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none"),
+        # sbatch --export=NONE, which some sites ask for, would keep this script's variables from the workers.
+        *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--export=ALL"),
         *(f"--nodes={spec.nodes}", f"--ntasks={spec.nodes}", "--ntasks-per-node=1"),
         f"--output={log_pattern(spec, log_dir)}",
         *(python, "-u", "-m", WORKER_MODULE),

@@ -31,6 +31,7 @@ def test_the_loss_of_a_node_neither_ends_nor_restarts_the_job() -> None:
     script = batch_script(SlurmSpec(meshes={"workers": 2}), "/env/bin/python", "/logs", CONNECT)
     assert {"--no-kill", "--no-requeue", "--exclusive", "--nodes=2"} <= set(directives(script))
     (step,) = [line for line in script.splitlines() if line.startswith("srun ")]
+    assert " --export=ALL " in step  # whatever sbatch exports
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks=2", "--ntasks-per-node=1"} <= set(step.split())
     assert step.endswith("/env/bin/python -u -m meshgate_worker.slurm")
 
