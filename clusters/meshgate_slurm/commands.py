@@ -22,6 +22,7 @@ MAX_LISTED = 16  # values that a refusal names
 KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
 _SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
+_NO_CONTROLLER = re.compile("Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted")
 _UNKNOWN_JOB = "Invalid job id"
 # What to change when sbatch refuses a job with such words, and sinfo's format for the values that are allowed.
 _LISTED = (
@@ -94,7 +95,7 @@ def _remedy(words: str) -> str:
         if re.search(pattern, words, re.IGNORECASE):
             with contextlib.suppress(SlurmError):
                 lines = _output(_run(["sinfo", "--noheader", f"--format={form}"])).splitlines()
-                listed = list(dict.fromkeys(" ".join(line.split()) for line in lines))
+                listed = list(dict.fromkeys(" ".join(line.replace("(null)", "none").split()) for line in lines))
                 return f"\n{change}: {', '.join([*listed[:MAX_LISTED], *(['…'] if listed[MAX_LISTED:] else [])])}"
     return ""
 
@@ -139,6 +140,16 @@ def cluster_name() -> str:
 
 def node_state(node: str) -> str:
     """The state of a node and Slurm's reason for it: ``DOWN: Not responding``."""
+    return ": ".join(filter(None, _node(node)))
+
+
+def node_problem(node: str) -> str:
+    """``node_state`` if Slurm has a reason for it, as after a failure; else empty."""
+    state, reason = _node(node)
+    return f"{state}: {reason}" if reason else ""
+
+
+def _node(node: str) -> tuple[str, str]:
     try:
         return parse_node(_output(_run(["scontrol", "show", "node", node, "--json"])))
     except ValueError as error:
@@ -201,4 +212,7 @@ def _output(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def _words(result: subprocess.CompletedProcess[str]) -> str:
-    return result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
+    words = result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
+    if _NO_CONTROLLER.search(words):
+        words += "\nSlurm's controller does not answer; running jobs continue. Try again once `scontrol ping` says UP"
+    return words

@@ -27,6 +27,7 @@ from meshgate_processes.identity import ProcessIdentity, identify_process, last_
 from meshgate_slurm import commands
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
+from meshgate_slurm.script import log_directory
 from meshgate_slurm.spec import SlurmSpec
 
 START_TIMEOUT = 120.0  # sbatch may take its time on a busy controller
@@ -159,6 +160,18 @@ def write_private(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def make_log_directory(spec: SlurmSpec) -> str:
+    """Creates the directory of the job's logs, and returns its path. Raises SlurmError."""
+    log_dir = log_directory(spec)
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+    except OSError as error:
+        raise SlurmError(f"cannot create the directory of the logs, log_dir={log_dir!r}: {error}") from None
+    if not os.access(log_dir, os.W_OK | os.X_OK):
+        raise SlurmError(f"cannot write to the directory of the logs, log_dir={log_dir!r}")
+    return log_dir
 
 
 def end_gateway(job: RunningSlurmJob) -> None:

@@ -36,6 +36,7 @@ from meshgate_slurm.gateway_process import (
     gateway_of,
     gateway_output,
     host_name,
+    make_log_directory,
     remove_files,
     software_version,
     start_gateway,
@@ -125,7 +126,7 @@ def _start(text: str) -> BaseModel:
     token = write_token(directory)
     try:
         spec = commands.with_share(request.spec)
-        script = gateway_script(spec, sys.executable, _make_log_directory(spec), str(directory))
+        script = gateway_script(spec, sys.executable, make_log_directory(spec), str(directory))
         job = _submit_script(request.apply_id, spec, script, str(Path.home()), directory=str(directory), token=token)
         return _recorded(job, request.spec, cluster)
     except BaseException:
@@ -139,7 +140,7 @@ def _submit(text: str) -> BaseModel:
     _claim(request.apply_id)
     cluster = commands.cluster_name()
     spec = commands.with_share(request.spec)
-    script = client_script(spec, sys.executable, _make_log_directory(spec), request.client)
+    script = client_script(spec, sys.executable, make_log_directory(spec), request.client)
     job = _submit_script(request.apply_id, spec, script, os.path.expanduser(request.directory))
     return _recorded(job, request.spec, cluster)
 
@@ -197,12 +198,6 @@ def _submit_script(
     )
 
 
-def _make_log_directory(spec: SlurmSpec) -> str:
-    log_dir = log_directory(spec)
-    os.makedirs(log_dir, exist_ok=True)
-    return log_dir
-
-
 def _require_packages() -> None:
     """Raises SlurmError."""
     missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
@@ -230,9 +225,9 @@ def _report(text: str) -> BaseModel:
     if report.pending:
         return report
     if report.ended:
-        return report.model_copy(
-            update={"failed": f"{report.why}{missing_log(status, job.batch_log)}{_last_lines(job)}"}
-        )
+        why = f"{report.why}{_problem_of_first_node(status)}"
+        failed = f"{why}{missing_log(status, job.batch_log)}{_last_lines(job)}"
+        return report.model_copy(update={"why": why, "failed": failed})
     try:
         found = GatewayAddress.model_validate_json((Path(job.directory) / ADDRESS_FILE).read_bytes())
     except FileNotFoundError:
@@ -244,6 +239,17 @@ def _report(text: str) -> BaseModel:
             return report.model_copy(update={"failed": problem})
         return report
     return report.model_copy(update={"gateway": found.address})
+
+
+def _problem_of_first_node(status: JobStatus) -> str:
+    """That of the gateway's node, with which the job ends: Slurm may say no more than that a signal ended a script."""
+    failed = status.state == "NODE_FAIL" or (status.state == "FAILED" and status.signal)
+    if not failed or not status.batch_host:
+        return ""
+    with contextlib.suppress(SlurmError):
+        if problem := commands.node_problem(status.batch_host):
+            return f". The gateway was on node {status.batch_host}, which is {problem}"
+    return ""
 
 
 def _last_lines(job: RunningSlurmJob) -> str:

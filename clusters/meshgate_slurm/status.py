@@ -119,6 +119,7 @@ class JobStatus(BaseModel):
     account: str = ""
     qos: str = ""
     nodes: tuple[str, ...] = ()
+    batch_host: str = ""  # the first of its nodes, also after the end
     exit_code: int = 0
     signal: int = 0
     restarts: int = 0
@@ -181,12 +182,10 @@ def parse_jobs(text: str) -> dict[int, JobStatus]:
     return {job.job_id: job for job in jobs}
 
 
-def parse_node(text: str) -> str:
-    """The state and the reason of the node in the output of ``scontrol show node --json``: ``DOWN: Not responding``."""
+def parse_node(text: str) -> tuple[str, str]:
+    """The state and the reason of the node in the output of ``scontrol show node --json``: DOWN, Not responding."""
     nodes = json.loads(text).get("nodes") or [{}]
-    states = _texts(nodes[0].get("state"))
-    reason = str(nodes[0].get("reason") or "").strip()
-    return ": ".join(filter(None, ("+".join(states), reason)))
+    return "+".join(_texts(nodes[0].get("state"))), str(nodes[0].get("reason") or "").strip()
 
 
 def _job(job: Mapping[str, Any]) -> JobStatus:
@@ -207,6 +206,7 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         time_limit=int(_number(job.get("time_limit")) or 0) or None,
         **{name: str(job.get(name) or "") for name in ("partition", "account", "qos")},
         nodes=_nodes(job),
+        batch_host=str(job.get("batch_host") or ""),
         exit_code=int(_number(exit_code.get("return_code")) or 0),
         signal=_signal(exit_code.get("signal")),
         restarts=int(_number(job.get("restart_cnt")) or 0),

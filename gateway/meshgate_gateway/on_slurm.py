@@ -17,7 +17,7 @@ from meshgate_gateway.hosts.slurm import SlurmHosts
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_slurm import commands
 from meshgate_slurm.commands import SlurmError
-from meshgate_slurm.gateway_process import own_address
+from meshgate_slurm.gateway_process import make_log_directory, own_address
 from meshgate_slurm.script import ALLOCATION, Connect, batch_log, batch_script, log_directory, log_pattern, step
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, read_end
@@ -76,10 +76,7 @@ class SlurmJob:
 
     def _start_workers(self, connect: Connect) -> int:
         """Returns the number of their job."""
-        try:
-            os.makedirs(self.log_dir, exist_ok=True)
-        except OSError as error:
-            raise SlurmError(f"cannot create the directory of the logs, log_dir={self.log_dir!r}: {error}") from None
+        make_log_directory(self.spec)
         if self.within is not None:
             self.job_id = int(self.within)
             command = step(self.spec, sys.executable, self.log_dir)

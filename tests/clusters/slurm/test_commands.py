@@ -111,3 +111,29 @@ def test_a_machine_without_the_command_has_no_slurm(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoSlurm, match="has no squeue on its PATH"):
         commands.jobs([7])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_a_controller_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    failing = f"echo '{words}' >&2; exit 1"
+    fake(tmp_path, squeue=failing, scancel=failing, sbatch=failing)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for attempt in (lambda: commands.jobs([7]), lambda: commands.cancel(7), lambda: commands.submit("", directory="/")):
+        with pytest.raises(SlurmError, match=r"(?s)slurm_load_jobs error.*Try again once `scontrol ping` says UP"):
+            attempt()
+
+
+def test_a_node_has_a_problem_if_slurm_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for reason, problem in (("memory errors", "DOWN: memory errors"), ("", "")):
+        fake(tmp_path, scontrol=f"""echo '{{"nodes": [{{"state": ["DOWN"], "reason": "{reason}"}}]}}'""")
+        assert commands.node_problem("n1") == problem
+        assert commands.node_state("n1") == (problem or "DOWN")

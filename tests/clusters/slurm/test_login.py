@@ -20,7 +20,7 @@ import pytest
 from meshgate_processes.identity import identify_process
 from meshgate_slurm import commands, login
 from meshgate_slurm.commands import SlurmError
-from meshgate_slurm.gateway_process import LOG_FILE, PROCESS_FILE
+from meshgate_slurm.gateway_process import LOG_FILE, PROCESS_FILE, make_log_directory
 from meshgate_slurm.login import _state
 from meshgate_slurm.messages import (
     BatchRequest,
@@ -266,3 +266,31 @@ def test_a_start_ends_what_a_killed_start_of_the_same_job_has_left(
     monkeypatch.setattr(login, "start_gateway", start_gateway)
     assert login._start(start.model_dump_json()) == Rejected(error="started again")
     assert gateway.wait(DEADLINE) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"state": "NODE_FAIL"}, True),
+        ({"state": "FAILED", "reason": "RaisedSignal", "signal": 9}, True),
+        ({"state": "FAILED", "exit_code": 1}, False),
+        ({"state": "CANCELLED", "signal": 15}, False),
+    ],
+)
+def test_the_end_of_a_job_by_the_failure_of_its_first_node_has_slurms_reason_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, object], said: bool
+) -> None:
+    ended = JobStatus.model_validate({"job_id": 7, "batch_host": "n1", **status})
+    monkeypatch.setattr(commands, "jobs", lambda numbers: {7: ended})
+    monkeypatch.setattr(commands, "node_problem", lambda node: "DOWN: memory errors")
+    report = report_of_a_job_on_nodes(tmp_path)
+    assert ("The gateway was on node n1, which is DOWN: memory errors" in report.why) == said
+    assert str(report.failed).startswith(report.why)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_directory_of_logs_that_cannot_be_used_is_named(tmp_path: Path, missing: bool) -> None:
+    logs = tmp_path / "file" / "logs" if missing else tmp_path / "file"
+    (tmp_path / "file").touch()
+    with pytest.raises(SlurmError, match=rf"cannot create the directory of the logs, log_dir='{logs}'"):
+        make_log_directory(SlurmSpec(meshes={"a": 1}, log_dir=str(logs)))

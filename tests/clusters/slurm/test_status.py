@@ -115,8 +115,8 @@ def test_what_is_no_report_is_refused() -> None:
 
 def test_the_state_of_a_node_has_its_reason() -> None:
     down = {"nodes": [{"state": ["DOWN", "NOT_RESPONDING"], "reason": "Not responding"}]}
-    assert parse_node(json.dumps(down)) == "DOWN+NOT_RESPONDING: Not responding"
-    assert parse_node('{"nodes": [{"state": "IDLE", "reason": ""}]}') == "IDLE"
+    assert parse_node(json.dumps(down)) == ("DOWN+NOT_RESPONDING", "Not responding")
+    assert parse_node('{"nodes": [{"state": "IDLE", "reason": ""}]}') == ("IDLE", "")
 
 
 @pytest.mark.parametrize(
