@@ -82,10 +82,12 @@ class GatewayAddress(_Model):
 
 
 class Rejected(_Model):
-    """Why the login node could not do what was asked; ``output`` is the last output of the gateway, if any."""
+    """Why the login node could not do what was asked; ``output`` is the last output of the gateway, if any. ``silent``:
+    Slurm did not answer, which may pass."""
 
     error: str
     output: str = ""
+    silent: bool = False
 
 
 class GatewayState(_Model):
