@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from meshgate_worker.host import AddressError, ListeningAt, listening_at, service_address
+from meshgate_processes.marks import SYNC_AGENT
+from meshgate_worker.host import COOKIE_VARIABLE, AddressError, ListeningAt, listening_at, service_address
 from tests.gateway.server_process import wait_gone
 from tests.ports import free_port
 from tests.worker_image.host_process import DEADLINE, Client, Worker
@@ -107,6 +108,24 @@ def test_a_host_on_which_nothing_runs_needs_no_notice(directory: Path) -> None:
     worker = Worker(f"ipc://{directory}/host", "--grace=30", "--notice=600")
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
+    worker.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="the system has no /proc")
+def test_a_host_that_is_to_end_does_not_wait_for_sync_agents(directory: Path) -> None:
+    """Every session has one on each of its hosts, also while it runs nothing there."""
+    worker = Worker(f"ipc://{directory}/host", "--grace=30", "--notice=600")
+    assert worker.ready is not None
+    named = f"import sys; open('/proc/self/comm', 'w').write({SYNC_AGENT!r}); print(); sys.stdin.read()"
+    environment = {**os.environ, COOKIE_VARIABLE: worker.ready["cookie"]}
+    with subprocess.Popen(
+        [sys.executable, "-c", named], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"\n"
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
+        assert agent.wait(DEADLINE) == -signal.SIGTERM
     worker.close()
 
 

@@ -24,6 +24,9 @@ EXEC_TIMEOUT = 2.0  # seconds after the first look for processes to finish an ex
 EXEC_POLL_INTERVAL = 0.001
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h
 PROC = Path("/proc")
+# The name (/proc/PID/comm) that the process of a sync agent gives itself. Each session has one on every host, also
+# while it runs nothing there.
+SYNC_AGENT = "meshgate-sync"
 WITH_ENVIRONMENT = "-AEww" if sys.platform == "darwin" else "axeww"  # options of ps: every process, unabridged
 
 
@@ -51,6 +54,14 @@ def find_processes(mark: str | None = None, *, session: int | None = None) -> li
             return found
         deadline = min(deadline, time.monotonic() + EXEC_TIMEOUT)
         time.sleep(EXEC_POLL_INTERVAL)
+
+
+def is_sync_agent(process: ProcessIdentity) -> bool:
+    """False for what an agent starts, and without ``/proc``."""
+    try:
+        return (PROC / str(process.pid) / "comm").read_text().strip() == SYNC_AGENT
+    except OSError:  # it has ended
+        return False
 
 
 def _find_by_ps(mark: str | None, session: int | None) -> list[ProcessIdentity]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from meshgate_processes.marks import end_processes, find_processes
+from meshgate_processes.marks import end_processes, find_processes, is_sync_agent
 
 COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"
 READY_TIMEOUT = 30.0
@@ -185,6 +185,10 @@ def _mark(options: HostOptions) -> str:
     return f"{COOKIE_VARIABLE}={options.cookie}"
 
 
+def _still_runs(options: HostOptions) -> bool:
+    return any(not is_sync_agent(process) for process in find_processes(_mark(options)))
+
+
 def _start(options: HostOptions, request: _EndRequest) -> _End | None:
     """Starts Monarch on a thread, or returns why the address cannot be served."""
     try:
@@ -230,12 +234,13 @@ def _wait_ready(options: HostOptions, request: _EndRequest) -> _End | None:
 def _wait_end(options: HostOptions, request: _EndRequest, timeout: float | None = None) -> _End | None:
     """Waits for the reason to exit; returns None after ``timeout`` seconds (None: no limit).
 
-    After SIGTERM with a notice, that is the notice's end, or that no process is left which a client has started here.
+    After SIGTERM with a notice, that is the notice's end, or that no process is left which a client has started here,
+    except sync agents: they serve the processes.
     """
     watched = [request.read_fd] if options.lifetime_fd is None else [request.read_fd, options.lifetime_fd]
     while (end := request.posted()) is None:
         given = request.deadline < math.inf
-        if given and (time.monotonic() >= request.deadline or not find_processes(_mark(options))):
+        if given and (time.monotonic() >= request.deadline or not _still_runs(options)):
             return _End(0, signal.SIGTERM.name)
         readable, _, _ = select.select(watched, [], [], POLL_INTERVAL if given else timeout)
         if not readable and not given:

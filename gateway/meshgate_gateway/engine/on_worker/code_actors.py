@@ -8,6 +8,7 @@ torchmonarch. Importing this module imports Monarch, so the adapter does it once
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import json
@@ -16,12 +17,14 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint, context, endpoint
 
 from meshgate_gateway.engine.on_worker.kept_values import Kept, describe, frame_limit, process_store, require_frame
 from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
+from meshgate_processes.marks import SYNC_AGENT
 
 Address = tuple[str, int]
 MESHES = 64  # of actors that serve kept values, which a process remembers
@@ -44,6 +47,8 @@ class HostAgentActor(Actor):
         from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
 
         rank = current_rank().rank
+        with contextlib.suppress(OSError):  # the system has no /proc
+            Path("/proc/self/comm").write_text(SYNC_AGENT)  # so that a host that is to end does not wait for it
         package = import_sources(self._sources)
         agent: Any = importlib.import_module(f"{package}.distribution.agent")
         errors: Any = importlib.import_module(f"{package}.errors")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,8 +20,35 @@ from meshgate_gateway.engine.on_worker import code_actors
 from meshgate_gateway.engine.on_worker.code_actors import HostAgentActor, KeptValuesActor, ProcessReloader
 from meshgate_gateway.engine.on_worker.kept_values import KeptStore
 from meshgate_gateway.engine.on_worker.process import import_sources
+from meshgate_processes.identity import identify_process
+from meshgate_processes.marks import is_sync_agent
 from tests.sync.store.store_host import Host
 from tests.sync.trees import Content
+
+COMM = Path("/proc/self/comm")  # the name of this process
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_name_of_this_process() -> Iterator[None]:
+    name = COMM.read_text() if COMM.exists() else None
+    yield
+    if name is not None:
+        COMM.write_text(name)
+
+
+@pytest.mark.skipif(not COMM.exists(), reason="the system has no /proc")
+def test_the_process_of_an_agent_has_the_name_by_which_its_host_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHGATE_HOME", str(tmp_path))
+    monkeypatch.setattr(monarch.actor, "current_rank", lambda: SimpleNamespace(rank=0))
+    this = identify_process(os.getpid())
+    assert this is not None
+    assert not is_sync_agent(this)
+    agent = HostAgentActor(worker_sources(AGENT_MODULES))
+    HostAgentActor.start._method(agent, ["workers-0"], b"secret", "owner", "127.0.0.1", [""])
+    assert is_sync_agent(this)
+    agent.__cleanup__(None)
 
 
 def test_an_agent_whose_store_cannot_be_opened_returns_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
