@@ -1,4 +1,4 @@
-"""Why no node takes a pod whatever is free: labels, node affinity and taints. Pure."""
+"""Why no node takes a pod whatever is free: labels, node affinity, taints and cordons. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from meshgate_kubernetes.manifests.pods import SPOT_LABELS
 from meshgate_kubernetes.manifests.spec import Object
 
 _VALUES_SHOWN = 8
+_CORDON = "node.kubernetes.io/unschedulable"  # the taint of a cordoned node
 
 
 def mismatches(pod: Object, nodes: Sequence[Object], message: str) -> Iterator[str]:
-    """What the pod requires and no node has, with the values that there are, and taints that keep it away.
+    """What the pod requires and no node has, with the values that there are, and taints and cordons that keep it
+    away.
 
     ``message`` is the scheduler's.
     """
@@ -22,10 +24,20 @@ def mismatches(pod: Object, nodes: Sequence[Object], message: str) -> Iterator[s
     if "taint" in message:
         tolerations = pod["spec"].get("tolerations") or []
         taints = [taint for node in nodes for taint in _taints(node)]
-        kept = Counter((_taint_text(each), each["key"]) for each in taints if not _tolerated(each, tolerations))
+        kept = Counter(
+            (_taint_text(each), each["key"])
+            for each in taints
+            if each["key"] != _CORDON and not _tolerated(each, tolerations)
+        )
         for (text, key), count in sorted(kept.items()):
             having = "A node has" if count == 1 else f"{count} nodes have"
             yield f'{having} the taint {text}, which tolerations=[{{"key": "{key}", "operator": "Exists"}}] tolerates'
+    if "were unschedulable" in message:
+        cordoned = sorted(node["metadata"]["name"] for node in nodes if node.get("spec", {}).get("unschedulable"))
+        if cordoned:
+            named = " ".join([*cordoned[:_VALUES_SHOWN], *(["…"] if len(cordoned) > _VALUES_SHOWN else [])])
+            are = "A node is" if len(cordoned) == 1 else f"{len(cordoned)} nodes are"
+            yield f"{are} cordoned, which kubectl uncordon {named} ends"
 
 
 @dataclass(frozen=True, slots=True)

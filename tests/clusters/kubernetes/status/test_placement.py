@@ -114,6 +114,25 @@ def test_a_taint_that_keeps_a_pod_away_is_named_with_what_tolerates_it() -> None
     ]
 
 
+def test_cordoned_nodes_are_named_with_what_ends_that() -> None:
+    nodes = [labelled(name, {}, ("node.kubernetes.io/unschedulable", "", "NoSchedule")) for name in ("two", "one")]
+    for each in nodes:
+        each["spec"]["unschedulable"] = True
+    nodes.append(labelled("three", {}, ("dedicated", "infra", "NoSchedule")))
+    message = (
+        "0/3 nodes are available: 1 node(s) had taint {dedicated: infra}, that the pod didn't tolerate, "
+        "2 node(s) were unschedulable."
+    )
+    assert list(mismatches(pod(ready=False), nodes, message)) == [
+        'A node has the taint dedicated=infra:NoSchedule, which tolerations=[{"key": "dedicated", "operator": '
+        '"Exists"}] tolerates',
+        "2 nodes are cordoned, which kubectl uncordon one two ends",
+    ]
+    assert list(mismatches(pod(ready=False), nodes[:1], "0/1 nodes are available: 1 node(s) were unschedulable.")) == [
+        "A node is cordoned, which kubectl uncordon two ends"
+    ]
+
+
 def test_labels_are_named_without_nodes_too_and_not_for_other_reasons() -> None:
     assert not list(mismatches(requiring(gpu="H100"), NODES, "0/2 nodes are available: 2 Insufficient cpu."))
     assert list(mismatches(requiring(gpu="H100"), [], NO_MATCH)) == [
