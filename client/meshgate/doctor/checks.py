@@ -95,7 +95,10 @@ def check_cluster(
         yield problem("kubeconfig", error, _REMEDIES[Unauthenticated])
         return
     except KubernetesError as error:
-        yield problem("kubeconfig", error, "set KUBECONFIG to the kubeconfig of your cluster; `kubectl config view`")
+        remedy = (
+            "set KUBECONFIG to the kubeconfig of your cluster; `kubectl config view` shows the one that kubectl uses"
+        )
+        yield problem("kubeconfig", error, remedy)
         return
     yield Finding(check="kubeconfig", outcome="ok", text=f"selects the API server at {api.host}")
     try:

@@ -244,9 +244,9 @@ def require_gateway_packages() -> None:
     """Raises JobStartFailed if this Python lacks what a gateway and its workers need."""
     missing = [name for name in ("monarch", "pydantic_settings") if not importlib.util.find_spec(name)]
     if missing:
+        are = f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} not installed"
         raise JobStartFailed(
-            f"cannot start a gateway and workers on this machine: {', '.join(missing)} is not installed. Run "
-            f"pip install 'meshgate[gateway,worker]'"
+            f"cannot start a gateway and workers on this machine: {are}. Run pip install 'meshgate[gateway,worker]'"
         )
 
 

@@ -250,3 +250,15 @@ def test_a_machine_without_proc_has_no_abstract_sockets(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("pathlib.Path.iterdir", fail)
     assert local_gateway.other_users() == []
+
+
+def test_a_python_without_the_gateway_and_the_worker_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = set[str]()
+    monkeypatch.setattr(local_gateway.importlib.util, "find_spec", lambda name: name in there)
+    with pytest.raises(
+        JobStartFailed, match=r"monarch and pydantic_settings are not installed\. Run pip install 'mesh"
+    ):
+        local_gateway.require_gateway_packages()
+    there.add("monarch")
+    with pytest.raises(JobStartFailed, match=r": pydantic_settings is not installed\. "):
+        local_gateway.require_gateway_packages()
