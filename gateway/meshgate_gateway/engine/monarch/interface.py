@@ -42,6 +42,14 @@ _EXITED = re.compile(
     r"The actor <root>\.<(?:[^<>]|<locals>)*> and all its descendants have failed:\n"
     r" *the process this actor was running on (?:exited with non-zero code (\d+)|failed: Killed\(sig=(\d+))"
 )
+# Monarch 0.7, also without meshgate: if a call waits for a rank of which the process is killed, the other actors on
+# its proc mesh are stopped as orphans after 117 to 121 s (HYPERACTOR_MESH_ORPHAN_TIMEOUT is 60 s; what a process sets
+# later has no effect).
+_ORPHANED = re.compile(r"has status:\n\s*stopped: orphaned")
+_ORPHANED_HINT = (
+    " (Monarch stops the actors that are left of a mesh that has lost a rank, within two minutes; their processes "
+    "continue: spawn actors in a slice of them, or spawn new processes)"
+)
 _KILLED_HINT = " (if nothing sent the signal, the kernel did: the machine or the pod ran out of memory)"
 
 
@@ -432,6 +440,8 @@ def error_text(error: BaseException) -> str:
         )
     if _SILENT.search(report):
         report += _SILENT_HINT
+    if _ORPHANED.search(report):
+        report += _ORPHANED_HINT
     return version_problem(report) or report
 
 

@@ -125,6 +125,12 @@ def test_a_single_process_that_does_not_answer_has_the_first_position() -> None:
     assert silent_position(report, 2) is None
 
 
+def test_an_actor_that_monarch_stops_because_its_mesh_has_lost_a_rank_is_reported_with_what_to_do() -> None:
+    report = "Supervision event: actor <root>.<train.A a{'hosts': 0/2}> has status:\n  stopped: orphaned"
+    assert error_text(RuntimeError(report)).startswith(f"{report} (Monarch stops the actors that are left of a mesh ")
+    assert error_text(RuntimeError("stopped: orphaned")) == "stopped: orphaned"
+
+
 def test_a_kill_is_reported_with_its_likely_cause() -> None:
     assert explain_fault("process exited: Killed(sig=9)").endswith("the machine or the pod ran out of memory)")
     assert explain_fault("process exited: Stopped(0)") == "process exited: Stopped(0)"
