@@ -36,6 +36,7 @@ from meshgate.session.certificates import SET_CLIENT_CERT, Certificates
 PING_INTERVAL = 15.0  # seconds; the shortest idle timeout seen in load balancers is 30
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 T = TypeVar("T")
+_FORWARDED = "/v1/jobs/"  # in the URL of a job behind a provisioning gateway, which accepts no job's token
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_IN_A_HEADER = re.compile(r"[\x00-\x1f\x7f]|[^\x00-\xff]")
 _TITLE = re.compile(rb"<title>[\d\s]*([^<]{1,200})</title>", re.IGNORECASE)  # without the status
@@ -218,8 +219,12 @@ def error_of_response(
     if not proven:
         return None if resuming or status in RETRIED_STATUS else _not_a_gateway(status, text, gateway, response)
     if status in (401, 403):
-        hint = "" if "MESHGATE_TOKEN" in text else ". Set MESHGATE_TOKEN to the job's token"
-        return AuthenticationError(f"{gateway} rejected this client: {text}{hint}")
+        hint = (
+            ". Ask the operator of that gateway for access"
+            if _FORWARDED in gateway
+            else ". Set MESHGATE_TOKEN to the job's token"
+        )
+        return AuthenticationError(f"{gateway} rejected this client: {text}{'' if 'MESHGATE_TOKEN' in text else hint}")
     if status == 426:
         return VersionMismatchError(f"{gateway}: {text}")
     if status == 410:

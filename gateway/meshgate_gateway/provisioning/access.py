@@ -17,7 +17,7 @@ from meshgate_gateway.http.messages import Request
 from meshgate_gateway.provisioning.policy import Policy
 from meshgate_gateway.provisioning.refusals import matches, not_a_submitter
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import NotFound
+from meshgate_kubernetes.errors import Forbidden, NotFound
 from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
 
@@ -68,12 +68,16 @@ class Access:
     async def why_not(self, caller: Caller, name: str, namespace: str, needed: dict[str, str]) -> Denied | None:
         """Why the caller may not use (``USE``), scale (``SCALE``) or end (``END``) the job; None for its owner, for
         members of a group that the owner shares it with, and for callers with permission of their own. Raises NotFound,
-        to callers that may know, if there is no such job."""
-        missing = NotFound(f"there is no job {name!r} in namespace {namespace!r} (it may have ended)")
+        to callers that may know, if there is no such job, and Forbidden if the gateway itself may not read it."""
+        missing: NotFound | Forbidden = NotFound(
+            f"there is no job {name!r} in namespace {namespace!r} (it may have ended)"
+        )
         try:
             job = await asyncio.to_thread(lifecycle.read_listed, self._api, name, namespace)
         except NotFound:
             job = None
+        except Forbidden as error:  # a namespace in which this gateway creates no jobs
+            job, missing = None, error
         may_know = await self._may_know(caller, namespace)
         if may_know and job is None:
             raise missing

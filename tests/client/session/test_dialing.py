@@ -105,6 +105,18 @@ def test_a_final_response_is_an_error(status: int, body: dict[str, Any], expecte
     assert type(error) is expected
 
 
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("ws://g", "Set MESHGATE_TOKEN to the job's token"),
+        ("wss://g/v1/jobs/team-a/trainer", "Ask the operator of that gateway for access"),  # it accepts no job's token
+    ],
+)
+def test_the_error_of_a_refused_identity_says_what_gives_access(url: str, remedy: str) -> None:
+    error = error_of_response(403, b'{"error": "alice may not"}', f"the gateway at {url}", proven=True)
+    assert str(error) == f"the gateway at {url} rejected this client: alice may not. {remedy}"
+
+
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_a_temporary_response_is_not_an_error(status: int) -> None:
     assert error_of_response(status, b"<html>nginx</html>", "the gateway", proven=False) is None

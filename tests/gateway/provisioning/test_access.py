@@ -13,7 +13,8 @@ from meshgate_gateway.http.kubernetes_auth import KubernetesUser, KubernetesUser
 from meshgate_gateway.provisioning.access import END, USE, Access, TokenHolder
 from meshgate_gateway.provisioning.policy import Policy
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import NotFound
+from meshgate_kubernetes.errors import Forbidden, NotFound
+from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.manifests.job_objects import GROUPS_ANNOTATION, parent
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import job
@@ -57,6 +58,21 @@ def test_other_callers_of_the_policy_read_whose_it_is(api: FakeApi, end: bool, v
 def test_a_caller_that_may_create_nothing_there_reads_the_same_of_a_job_that_does_not_exist(api: FakeApi) -> None:
     assert why_not(api, BOB) == why_not(api, BOB, "missing")
     assert "carol" not in why_not(api, BOB)
+
+
+def test_only_callers_that_may_know_read_that_the_gateway_may_not_read_a_namespace(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = why_not(api, BOB)
+
+    def refuse(*_: object) -> None:
+        raise Forbidden("get", "configmaps", "team", user="the gateway")
+
+    monkeypatch.setattr(lifecycle, "read_listed", refuse)
+    assert why_not(api, BOB) == denied
+    for caller in (ALICE, TokenHolder()):
+        with pytest.raises(Forbidden, match="the gateway may not get configmaps"):
+            why_not(api, caller)
 
 
 def test_permission_to_exec_into_pods_gives_use_and_not_the_end(api: FakeApi) -> None:
