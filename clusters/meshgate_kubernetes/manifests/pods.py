@@ -17,6 +17,7 @@ from meshgate_kubernetes.manifests.spec import (
     Spot,
     WorkerSpec,
 )
+from meshgate_processes.marks import SYNC_AGENT
 
 GATEWAY_CONTAINER = "gateway"
 INSTALL_CONTAINER = "install-monarch"
@@ -71,7 +72,8 @@ if importlib.util.find_spec("meshgate_worker"):
     os.execv(sys.executable, [sys.executable, "-u", "-m", "meshgate_worker", "--address", address,
               "--name", os.environ.get("POD_NAME", "worker")])
 if not importlib.util.find_spec("monarch"):
-    sys.exit("this image contains neither meshgate[worker] nor torchmonarch: install one of them with pip")
+    sys.exit("this image contains neither meshgate[worker] nor torchmonarch: install one of them with pip, or let the "
+             "pods do so: Compute(install_monarch=True)")
 child = os.fork()
 if child:
     last = []  # once SIGTERM has come: when the host ends although other processes of the container go on
@@ -81,6 +83,7 @@ if child:
         return b""
     def goes_on(pid):  # a zombie does not; nothing here waits for orphans
         here = read(pid, "cgroup") == read("self", "cgroup")  # pods may share their process namespace
+        here = here and read(pid, "comm").strip() != {SYNC_AGENT.encode()!r}  # each session has one
         return here and read(pid, "stat").rpartition(b")")[2].split()[:1] not in ([], [b"Z"], [b"X"])
     def end(number, frame):
         last[:] = last or [time.monotonic() + float(os.environ.get("MESHGATE_WORKER_NOTICE", 0))]

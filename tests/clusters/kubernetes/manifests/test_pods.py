@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import io
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -21,12 +23,17 @@ from meshgate_kubernetes.manifests.pods import (
     PACKED_WHEEL,
     PYTHONPATH,
     SCRAPE,
+    VERSIONS_PORT_OFFSET,
+    WORKER_BOOTSTRAP,
     gateway_template,
     worker_template,
 )
 from meshgate_kubernetes.manifests.spec import GatewaySpec, VolumeMount
+from meshgate_processes.marks import SYNC_AGENT
 from tests.clusters.kubernetes.objects import Object, job, mesh
+from tests.ports import free_port
 from tests.programs import ROOT
+from tests.waiting import wait_for
 
 
 def worker_pod(**worker: object) -> Object:
@@ -403,3 +410,40 @@ def test_gateways_that_forward_are_apart_and_may_be_evicted() -> None:
     ((term,),) = affinity["podAntiAffinity"].values()
     own = {JOB_LABEL: "trainer", "app.kubernetes.io/component": "forwarder"}
     assert term["podAffinityTerm"] == {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": own}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pods run Linux")
+def test_a_worker_with_torchmonarch_alone_does_not_wait_for_sync_agents_once_it_is_to_end(tmp_path: Path) -> None:
+    (tmp_path / "monarch" / "_src" / "job").mkdir(parents=True)
+    for module in ("__init__", "_src/__init__", "_src/job/__init__", "_src/job/service_identity"):
+        (tmp_path / "monarch" / f"{module}.py").touch()
+    (tmp_path / "monarch" / "actor.py").write_text(
+        "import time\ndef run_worker_loop_forever(**_):\n    time.sleep(600)\n"
+    )
+    proc = tmp_path / "proc"  # of a pod with a sync agent and a process that a session has spawned
+    for pid, name in (("self", "python"), ("4711", SYNC_AGENT), ("4712", "python")):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text("0::/pod\n")
+        (proc / pid / "comm").write_text(f"{name}\n")
+        (proc / pid / "stat").write_text(f"{pid} ({name}) S 1")
+    script = WORKER_BOOTSTRAP.replace('"/proc', f'"{proc}')
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    address = f"tcp://127.0.0.1:{free_port(VERSIONS_PORT_OFFSET)}"
+    command = [sys.executable, "-S", "-c", path + script, address]  # without site-packages: without meshgate_worker
+    environment = {**os.environ, "MESHGATE_WORKER_NOTICE": "600"}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as worker:
+        try:
+            wait_for(lambda: handles(worker.pid, signal.SIGALRM), "the handlers")
+            worker.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                worker.wait(1.0)  # it looks every 0.2 s
+            shutil.rmtree(proc / "4712")
+            assert worker.wait(60) == 256 - signal.SIGTERM
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) & 1 << (number - 1))
