@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.calls.kept_values import KeptValues
-from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.failures import failure_of
 from meshgate_gateway.engine.interfaces import Answer, CallLater, Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.interface import CallSender, PortSender
 from meshgate_gateway.engine.objects.records import Channel
@@ -261,8 +261,8 @@ class Channels:
         """Tells the user why a message with kept values is not sent: no call fails with that."""
         try:
             yield
-        except RequestFailed as error:
-            self._notice(f"{what} was not sent: {error}")
+        except Exception as error:
+            self._notice(f"{what} was not sent: {failure_of(error).message}")
             raise
 
     def close(self) -> None:

@@ -277,11 +277,12 @@ class KeptValues:
         Raises RequestFailed as ``deliver``, or with what kept the message from being sent.
         """
         first = next(argument for argument in arguments if isinstance(argument, KeptArgument))
-        procs = first.kept.servers.procs
         at = rank_region(ranks_of(first.region)[0])
         forget: Forget = _forget_nothing
-        with self.meshes.using(_referred(arguments)):
+        with self.meshes.using([first.kept, *_referred(arguments)]):
             try:
+                await self.meshes.wait(first.kept)  # before, it is not known which process this is
+                procs = first.kept.servers.procs
                 objects, forget = await self.deliver(Taker("port.send", procs, at, OWN), arguments)
                 servers = await self.servers.get(procs, at)
                 value = self._lookup.payload(buffers, objects)

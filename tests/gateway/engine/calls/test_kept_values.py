@@ -408,10 +408,25 @@ async def test_values_stay_until_a_message_to_a_port_that_refers_to_them_has_lef
     kept = await keeping.kept_mesh()
     reference = Argument(kind="kept", ref=MeshRef(object=KEPT, region=ONE), reference=True)
     task, _ = await sending(keeping, kept_argument(), reference)
-    assert kept.uses == 1
+    assert kept.uses
     keeping.monarch.ports[-1].put(b"sent", 0)
     await task
     assert kept.uses == 0
+
+
+async def test_a_message_waits_until_the_call_that_keeps_its_value_has_been_sent() -> None:
+    keeping = Keeping()
+    made = await keeping.kept_mesh()
+    servers, done = made.servers, made.done
+    made.servers, made.done = None, asyncio.get_running_loop().create_future()
+    sent = asyncio.ensure_future(sending(keeping, kept_argument()))
+    await turns()
+    made.servers = servers
+    made.done.set_result(done.result())
+    task, requests = await sent
+    assert requests == [(("port", "a port"), (b"pickle", ("take", 1, 0)))]
+    keeping.monarch.ports[-1].put(b"sent", 0)
+    await task
 
 
 async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
