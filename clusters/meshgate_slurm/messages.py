@@ -82,12 +82,10 @@ class GatewayAddress(_Model):
 
 
 class Rejected(_Model):
-    """Why the login node could not do what was asked; ``output`` is the last output of the gateway, if any. ``silent``:
-    Slurm did not answer, which may pass."""
+    """Why the login node could not do what was asked; ``output`` is the last output of the gateway, if any."""
 
     error: str
     output: str = ""
-    silent: bool = False
 
 
 class GatewayState(_Model):

@@ -71,10 +71,6 @@ Known: TypeAlias = Callable[[RunningSlurmJob], None]
 """Called as soon as a job is submitted, with what it takes to end it."""
 
 
-class SlurmSilent(ConnectionFailedError):
-    """Slurm does not answer the login node, so it is not known how the job is."""
-
-
 class Access(Protocol):
     """All methods may block and raise JobError or GatewayError."""
 
@@ -351,11 +347,8 @@ def gateway_state(login: LoginNode, job: RunningSlurmJob, python: str) -> Gatewa
 
 
 def report(login: LoginNode, job: RunningSlurmJob, python: str) -> JobReport:
-    """What Slurm says about a job with its gateway on a node, and where that is. Raises SlurmSilent and JobError."""
-    reply = _ask(login, python, "report", job.model_dump_json(), JobReport)
-    if isinstance(reply, Rejected) and reply.silent:
-        raise SlurmSilent(f"{login}: {reply.error}")
-    return _require(login, reply)
+    """What Slurm says about a job with its gateway on a node, and where that is. Raises JobError if that is unknown."""
+    return _require(login, _ask(login, python, "report", job.model_dump_json(), JobReport))
 
 
 def end(login: LoginNode, job: RunningSlurmJob, python: str) -> Ended:

@@ -24,15 +24,7 @@ from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.joined import join
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
-from meshgate.jobs.slurm.access import (
-    Access,
-    LoginAccess,
-    NodeAccess,
-    SlurmSilent,
-    UrlAccess,
-    check_gateway_url,
-    list_jobs,
-)
+from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url, list_jobs
 from meshgate.jobs.slurm.login_node import LoginNode, SshLogin, ThisMachine, check_login
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
@@ -45,7 +37,6 @@ from meshgate_slurm.spec import SlurmSpec
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 GATEWAY_TIMEOUT = 60.0  # seconds for which a gateway that does not answer is asked again
-SLURM_TIMEOUT = 3600.0  # seconds for which Slurm is asked again: the job keeps its place in the queue meanwhile
 INTERRUPT_WINDOW = 3.0  # seconds in which a second Ctrl-C cancels the job
 
 
@@ -521,7 +512,7 @@ def wait_for_workers(
     deadline = None if timeout is None else time.monotonic() + timeout
     delay = FIRST_DELAY
     while True:
-        report = _ask(ask, progress)
+        report = _ask(ask)
         if report.registered < report.nodes or delay != FIRST_DELAY:  # says nothing if there is nothing to wait for
             progress.show(describe(report))
         if report.failed is not None or report.ended:
@@ -534,20 +525,16 @@ def wait_for_workers(
         delay = min(1.5 * delay, interval if report.pending else interval / 8)
 
 
-def _ask(ask: Callable[[], JobReport], progress: Silent) -> JobReport:
-    """Asks again for a while after errors: the connection to the login node may have been cut, or Slurm's controller be
-    down."""
-    started = time.monotonic()
+def _ask(ask: Callable[[], JobReport]) -> JobReport:
+    """Asks again for a while after errors: the connection to the login node may have been cut."""
+    deadline = time.monotonic() + GATEWAY_TIMEOUT
     delay = FIRST_DELAY
     while True:
         try:
             return ask()
-        except OSError as error:
-            silent = isinstance(error, SlurmSilent)
-            if time.monotonic() > started + (SLURM_TIMEOUT if silent else GATEWAY_TIMEOUT):
+        except OSError:
+            if time.monotonic() > deadline:
                 raise
-            if silent:
-                progress.show("waits for Slurm: " + str(error).partition("\n")[0])
         time.sleep(delay)
         delay = min(2 * delay, LONGEST_DELAY)
 

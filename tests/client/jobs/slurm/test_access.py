@@ -24,7 +24,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
-from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, SlurmSilent, UrlAccess
+from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
 from meshgate.jobs.slurm.login_node import CommandOutput, ThisMachine
 from meshgate.session import gateway_client
 from meshgate_slurm.messages import (
@@ -37,7 +37,6 @@ from meshgate_slurm.messages import (
     JobReport,
     JobUp,
     ProvisioningRequest,
-    Rejected,
     RequestRejected,
     RunningSlurmJob,
     StartJob,
@@ -324,20 +323,6 @@ def test_slurm_is_asked_until_the_gateway_on_the_node_answers() -> None:
         assert [access.report(ON_NODE).registered for _ in range(2)] == [1, 1]
     assert login.asked == 2
     assert gateway.paths == [("/v1/job", "Bearer job's")] * 2
-
-
-@pytest.mark.parametrize(("silent", "error"), [(True, SlurmSilent), (False, JobError)])
-def test_a_report_that_slurm_does_not_give_for_now_is_another_error_than_one_it_refuses(
-    silent: bool, error: type[Exception]
-) -> None:
-    class Silent(LoginNodeOf):
-        def run(self, command: str, stdin: str) -> CommandOutput:
-            rejected = Rejected(error="squeue failed: Socket timed out", silent=silent)
-            return CommandOutput(0, f"{MARK}{rejected.model_dump_json()}\n", "")
-
-    with pytest.raises(error, match="squeue failed: Socket timed out") as raised:
-        NodeAccess(Silent(), "python").report(ON_NODE)
-    assert isinstance(raised.value, ConnectionFailedError) == silent
 
 
 def never(remote: str) -> NoReturn:

@@ -15,7 +15,7 @@ from meshgate import SlurmJob, job_loads
 from meshgate.errors import ConnectionFailedError, GatewayLostError, JobNotRunning, JobStartFailed
 from meshgate.jobs import cluster_job
 from meshgate.jobs.slurm import login_node
-from meshgate.jobs.slurm.access import Known, SlurmSilent
+from meshgate.jobs.slurm.access import Known
 from meshgate.jobs.slurm.job import (
     Plain,
     Silent,
@@ -293,17 +293,6 @@ def test_a_cut_connection_is_tried_again_for_a_while(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("meshgate.jobs.slurm.job.GATEWAY_TIMEOUT", 0.05)
     with pytest.raises(ConnectionFailedError, match="cut"):
         wait_for_workers(answers(*[cut] * 100), Silent(), None)
-
-
-def test_a_silent_slurm_is_named_and_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the end of a with block would cancel the job, which would lose its place in the queue."""
-    monkeypatch.setattr("meshgate.jobs.slurm.job.GATEWAY_TIMEOUT", 0.0)
-    silent, stream = SlurmSilent("squeue failed: Socket timed out"), io.StringIO()
-    assert wait_for_workers(answers(silent, silent, report(registered=2)), Plain(stream), None)
-    assert stream.getvalue().splitlines()[0] == "waits for Slurm: squeue failed: Socket timed out"
-    monkeypatch.setattr("meshgate.jobs.slurm.job.SLURM_TIMEOUT", 0.05)
-    with pytest.raises(SlurmSilent):
-        wait_for_workers(answers(*[silent] * 100), Plain(stream), None)
 
 
 def test_progress_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
