@@ -295,10 +295,15 @@ def test_closing_gives_up_if_the_gateway_does_not_reply(gateway: ScriptedGateway
     assert client.error is not None
 
 
-def test_closing_does_not_wait_for_a_gateway_that_ends_meanwhile(
-    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, printed: Printed
+def test_closing_does_not_wait_for_a_gateway_that_is_gone(
+    gateway: ScriptedGateway, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     monkeypatch.setattr(connection_thread, "CLOSING_PATIENCE", 0.2)
+
+    async def gone(dialer: UrlDialer) -> str:
+        return "its job has ended"
+
+    monkeypatch.setattr(UrlDialer, "gone", gone)
 
     def end(session: ScriptedSession, header: EndSession, buffers: Sequence[Fragments]) -> None:
         gateway.refuse = lambda request: (503, {"error": "nothing is here any more"})
@@ -306,7 +311,9 @@ def test_closing_does_not_wait_for_a_gateway_that_ends_meanwhile(
         session.link.transport.abort()
 
     gateway.on[EndSession] = end
-    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=ClientSettings(close_timeout=3600))
+    client = Client.connect(
+        UrlDialer(gateway.url, TOKEN), settings=settings.model_copy(update={"close_timeout": 3600, "lost_after": 3600})
+    )
     client._connection._outage._quiet = 0.0  # from now on: the first connection may take long
     client.close()
     assert client.error is not None

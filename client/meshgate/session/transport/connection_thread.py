@@ -136,7 +136,7 @@ class Outage:
         self._shown = False
 
 
-CLOSING_PATIENCE = 2.0  # seconds that a session which is being closed waits for another connection
+CLOSING_PATIENCE = 2.0  # seconds that a session which is being closed waits for a gateway that is gone
 _STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt
 _WAKE_UP_WITHIN = 5.0  # seconds from when something is posted until the loop is woken; far more than a thread needs
 
@@ -233,7 +233,7 @@ class ConnectionThread:
     def refuse_posts(self) -> None:
         """From now on, raises GatewayError in every caller that posts another message than the ``last`` one.
 
-        Without a connection, the session then ends within ``CLOSING_PATIENCE``.
+        While the gateway is gone, the session then ends within ``CLOSING_PATIENCE``.
         """
         self._queue.refuse(self._closed_error())
         self.call_soon(self._begin_closing)
@@ -509,9 +509,14 @@ class ConnectionThread:
             self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
 
     def _stop_closing(self) -> None:
-        """All that is left to send is the end of the session, which a gateway that has ended does not need."""
-        if not self.connected:
+        """All that is left to send is the end of the session. A gateway that is gone does not need it; for another one,
+        the caller decides how long to wait."""
+        if self.connected or self._task is None or self._task.done():
+            return
+        if self._reconnector.gone is not None:
             self._cancel()
+        else:
+            self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
 
     async def _stay_connected(self) -> None:
         while True:
