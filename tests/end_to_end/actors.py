@@ -251,6 +251,18 @@ class Async(Actor):
         return value
 
 
+class OpensAChannel(Actor):
+    @endpoint
+    async def send(self, port: Any) -> None:
+        port.send("the only message")
+
+    @endpoint
+    async def ask(self, other: Any) -> Any:
+        port, receiver = Channel[Any].open(once=True)
+        await other.send.call_one(port)
+        return await receiver.recv()
+
+
 class Ranked(Actor):
     """Reads ``self.rank``, as Kubetorch's programs do; with ``named`` it sets the attribute itself."""
 

@@ -17,6 +17,7 @@ from meshgate import Accumulator, ActorError, Channel, FutureProxy, SupervisionE
 from tests.end_to_end.actors import (
     Async,
     FailingInit,
+    OpensAChannel,
     Point2,
     Ported,
     PortedToMeshgate,
@@ -106,6 +107,12 @@ def test_a_timeout_leaves_the_future_usable(workers: Any, tmp_path: Path) -> Non
 def test_async_actors_and_explicit_ports(procs: Any) -> None:
     assert list(procs.spawn("async", Async).echo.call("x").get().values()) == ["x"] * 4
     assert list(procs.spawn("ported", Ported).increment.call(41).get().values()) == [42] * 4
+
+
+def test_actors_send_to_a_channel_for_one_message(procs: Any) -> None:
+    actors = procs.spawn("opens", OpensAChannel)
+    asking, asked = actors.slice(hosts=0, gpus=0), actors.slice(hosts=1, gpus=0)
+    assert asking.ask.call_one(asked).get(timeout=60) == "the only message"
 
 
 def test_values_of_user_defined_types_are_returned(workers: Any) -> None:

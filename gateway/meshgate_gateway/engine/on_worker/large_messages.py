@@ -117,7 +117,7 @@ def send_pickled(port: Any, kind: Any, state: Any) -> bool:
 
 def sends_to(port: Any, root: str) -> bool:
     """Whether ``port`` is one of the actor with the id ``root``. Monarch panics if the id of a OncePortRef is read
-    after its use, and the engine has none of these."""
+    after its use; those of the engine are for replies to its calls alone."""
     target = port._port_ref
     return type(target).__name__ == "PortRef" and str(target.port_id.actor_id) == root
 

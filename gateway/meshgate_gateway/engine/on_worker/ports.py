@@ -35,6 +35,7 @@ def report_what_is_sent(
     """From now on this process reports what it sends to ports. ``connect()`` connects to the engine;
     ``send_specially(port, value, frame, large=)`` sends what Monarch's own method must not, and returns whether it has.
     ``large``: the message seems to be ``LARGE``."""
+    from monarch._rust_bindings.monarch_hyperactor.mailbox import OncePortRef  # noqa: PLC0415 - resolved on the worker
     from monarch.actor import Port  # noqa: PLC0415 - resolved on the worker
 
     send_now, reports = Port.send, PortReports(connect, hello)
@@ -43,7 +44,8 @@ def report_what_is_sent(
         nbytes = MESSAGE + size_in_message(obj)
         if not send_specially(self, obj, sys._getframe(1), large=nbytes >= LARGE):
             send_now(self, obj)
-        reports.sent(self._port_ref.port_id, nbytes)
+        if not isinstance(self._port_ref, OncePortRef):  # which takes one message, and panics if asked for its id then
+            reports.sent(self._port_ref.port_id, nbytes)
 
     send.__doc__ = send_now.__doc__
     Port.send = send
