@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 
 from meshgate.cli.agents.run import Edit
+from meshgate_processes.identity import last_output
 from meshgate_wire.handshake import SOFTWARE_VERSION
 
 PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
@@ -280,7 +281,7 @@ def _tool_result(outcome: Outcome) -> dict[str, Any]:
     """What the command printed as data. A command that printed no JSON has failed."""
     found = _parse(outcome.stdout)
     if found is None:
-        text = outcome.stderr.strip()[-MOST_ERROR:] or f"the command exited with {outcome.returncode}"
+        text = last_output(outcome.stderr.strip(), MOST_ERROR) or f"the command exited with {outcome.returncode}"
         return {"content": [{"type": "text", "text": text}], "isError": True}
     failed = found.get("error") is not None
     return {"content": [{"type": "text", "text": json.dumps(found)}], "structuredContent": found, "isError": failed}

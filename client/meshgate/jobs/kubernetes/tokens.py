@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobError
+from meshgate_processes.identity import last_output
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 COMMAND_TIMEOUT = 120.0  # seconds: it may wait for a person who logs in
@@ -115,7 +116,7 @@ class _TokenCommand:
         except (OSError, ValueError) as error:  # ValueError: a quote without its other half
             raise self._error(f"cannot be run: {error}") from None
         if ran.returncode:
-            said = ran.stderr.strip()[-STDERR_SHOWN:]
+            said = last_output(ran.stderr.strip(), STDERR_SHOWN)
             raise self._error(f"failed with exit code {ran.returncode}: {said or 'it printed nothing on stderr'}")
         return ran.stdout
 

@@ -133,6 +133,12 @@ def test_a_failure_has_the_commands_message() -> None:
     assert (result["isError"], result["content"][0]["text"]) == (True, "meshgate: no job runs on this machine")
 
 
+def test_a_long_message_of_a_command_begins_with_a_whole_line() -> None:
+    printed = "".join(f"line {number}\n" for number in range(1000, 2000))
+    text = call("status", {}, Outcome(3, "", printed))["result"]["content"][0]["text"]
+    assert text == printed[-400 * len("line 1000\n") :].rstrip("\n")
+
+
 def served(*lines: str) -> list[Any]:
     target = io.StringIO()
     serve(io.StringIO("".join(f"{line}\n" for line in lines)), target, Commands())

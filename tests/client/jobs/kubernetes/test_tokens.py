@@ -119,6 +119,7 @@ def test_connections_that_need_the_token_at_once_share_one_run(prints: Prints) -
     ("text", "then", "reason"),
     [
         ("secret", "echo 'the login has ended' >&2; exit 3", "failed with exit code 3: the login has ended$"),
+        ("", "seq 10001 10400 >&2; exit 3", "failed with exit code 3: 10235\n10236\n"),
         ("", "exit 4", "failed with exit code 4: it printed nothing on stderr"),
         ("\n", "", "printed no token: it must print a token, or an ExecCredential"),
         ("a secret", "", "printed more than a token"),
