@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshgate.errors import MeshgateError, ranks_text
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.stacks_on_host import StackReader
+from meshgate.session.errors.failures import SNAPSHOT_ROOT
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 2.0  # seconds that a process has to answer, twice
 # Files of the frames around those of endpoints, which say nothing.
 _AROUND = ("/monarch/", "/asyncio/", "/meshgate_", "<_meshgate_sync_", "<meshgate_", "<frozen ")
-_OF_SNAPSHOT = re.compile(r"^.*/snapshots/[0-9a-f]{64}/")  # whose directory has another name on each host
+_SNAPSHOT = re.compile(rf"^{SNAPSHOT_ROOT}")  # a directory that has another name on each host
 _LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _SCRIPT_ACTORS = "<meshgate_jobs_spmd_rank_actors_"  # the file of the actors that run training scripts
@@ -219,7 +220,7 @@ def _process(answer: dict[str, Any]) -> ProcessStacks:
 
 def _frame(file: str, *facts: Any) -> Frame:
     """A file of synced code is named relative to its root, as in errors, so that the stacks of all hosts are alike."""
-    return Frame(_OF_SNAPSHOT.sub("", file), *facts)
+    return Frame(_SNAPSHOT.sub("", file), *facts)
 
 
 def places_text(scripts: Iterable[ProcessStacks], total: int) -> str:

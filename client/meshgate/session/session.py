@@ -495,8 +495,9 @@ class ClientSession:
             for callback in self._close_callbacks:
                 callback()
         finally:
-            ending = self._dispatcher.job_lost  # with its job, the gateway
-            self._drain_and_end(timeout if self._connection.connected and not ending else min(timeout, 1.0))
+            # A job without hosts has nothing for the gateway to stop, which often ends with it.
+            waits = self._connection.connected and not self._dispatcher.job_lost
+            self._drain_and_end(timeout if waits else min(timeout, 1.0))
 
     def _drain_and_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

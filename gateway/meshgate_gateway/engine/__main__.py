@@ -160,8 +160,9 @@ class EngineMain:
         elif isinstance(message, HostsReply):
             self._host_requests.add_reply(message)
         elif isinstance(message, HostLost):
-            how = {"returns": message.returns, "removed": message.removed, "last": message.last}
-            self._engine.host_lost(message.host, message.reason, **how)
+            self._engine.host_lost(
+                message.host, message.reason, returns=message.returns, removed=message.removed, last=message.last
+            )
         elif isinstance(message, HostRestored):
             self._engine.host_back(message.mesh, message.rank, message.host)
         elif isinstance(message, HostEnding):

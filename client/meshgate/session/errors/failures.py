@@ -36,7 +36,8 @@ from meshgate.session.objects import ObjectTable
 from meshgate_wire import messages
 from meshgate_wire.fields import exception_line
 
-_SNAPSHOT = re.compile(r'File "[^"\n]*/snapshots/[0-9a-f]{64}/')
+SNAPSHOT_ROOT = r'[^"\n]*/snapshots/[0-9a-f]{64}/'
+_SNAPSHOT = re.compile(rf'File "{SNAPSHOT_ROOT}')
 _INTERNAL_FILES = "|".join(
     (
         r'[^"\n]*/monarch/_src/actor/',

@@ -122,7 +122,8 @@ class Outage:
 
     def _report(self) -> None:
         gone = self._gone()
-        text = f"{self.describe()}; {'calls wait, and nothing is lost' if gone is None else f'it is gone: {gone}'}"
+        outlook = "calls wait, and nothing is lost" if gone is None else f"it is gone: {gone}"
+        text = f"{self.describe()}; {outlook}"
         if not self._shown:
             log.info("%s", text)
         self._shown = True
@@ -199,7 +200,6 @@ class ConnectionThread:
         self._outage = Outage(
             dialer, settings.quiet, reconnector.why, lambda: reconnector.gone, listener.connection_notice
         )
-        self._closing = False  # whether all that is left is to tell the gateway that the session ends
         self._connection: GatewayConnection | None = None
         self._pump: Pump | None = None
         self._task: asyncio.Task[None] | None = None
@@ -503,17 +503,13 @@ class ConnectionThread:
         _running.discard(self)
 
     def _begin_closing(self) -> None:
-        self._closing = True
         self._outage.mute()
-        if not self.connected:
-            self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
+        self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
 
     def _stop_closing(self) -> None:
         """All that is left to send is the end of the session. A gateway that is gone does not need it; for another one,
         the caller decides how long to wait."""
-        if self.connected or self._task is None or self._task.done():
-            return
-        if self._reconnector.gone is not None:
+        if not self.connected and self._reconnector.gone is not None:
             self._cancel()
         else:
             self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
@@ -533,8 +529,6 @@ class ConnectionThread:
             self._reconnector.last_failure = self._reconnector.last_failure or connection.close_description()
             self._detach()
             log.debug("connection to %s lost: %s", self.dialer, self._reconnector.last_failure)
-            if self._closing:
-                self._loop.call_later(CLOSING_PATIENCE, self._stop_closing)
 
     def _detach(self) -> None:
         if self._pump is not None:

@@ -118,7 +118,7 @@ class Batches:
                 continue
             try:
                 calls = [(call.pending.endpoint, call.payload, call.pending.call) for call in batch.calls]
-                receiver = self._monarch.call_batch(batch.part, calls)
+                batch.receiver = self._monarch.call_batch(batch.part, calls)
             except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
                 for call in batch.calls:
                     self._failed(call, error)
@@ -128,13 +128,13 @@ class Batches:
             batch.unended = len(batch.calls)
             for call in batch.calls:
                 call.pending.on_end = functools.partial(self._call_ended, batch, call.pending)
-            self._listen(batch, receiver)
+            self._listen(batch)
 
-    def _listen(self, batch: CallBatch, receiver: Any) -> None:
-        batch.receiving, batch.receiver = self._monarch.receive(receiver), receiver
-        batch.receiving.add_done_callback(lambda future: self._arrived(batch, receiver, future))
+    def _listen(self, batch: CallBatch) -> None:
+        batch.receiving = self._monarch.receive(batch.receiver)
+        batch.receiving.add_done_callback(functools.partial(self._arrived, batch))
 
-    def _arrived(self, batch: CallBatch, receiver: Any, future: asyncio.Future[Any]) -> None:
+    def _arrived(self, batch: CallBatch, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             return
         error = future.exception()
@@ -153,7 +153,7 @@ class Batches:
             for call in batch.calls:  # Monarch itself has replied
                 self._replied(call, reply, message)
         if any(call.pending.state not in (CallState.COMPLETE, CallState.ENDED) for call in batch.calls):
-            self._listen(batch, receiver)
+            self._listen(batch)
 
     def _call_ended(self, batch: CallBatch, pending: PendingCall, response: object) -> None:
         """A call has ended, by its replies, a death or a stop; with the last one, so has the batch."""

@@ -225,8 +225,10 @@ class Supervision:
     def _send_fault(
         self, number: int, mesh: ProcMesh | ActorMesh, ranks: tuple[int, ...], hosts: dict[int, str], report: str
     ) -> None:
-        lost = self.job_lost
-        self._send(FaultMessage(object=number, mesh=mesh.name, ranks=ranks, hosts=hosts, report=report, job_lost=lost))
+        fault = FaultMessage(
+            object=number, mesh=mesh.name, ranks=ranks, hosts=hosts, report=report, job_lost=self.job_lost
+        )
+        self._send(fault)
 
     def _note_host_reasons(self, mesh: ProcMesh | ActorMesh, ranks: Iterable[int]) -> None:
         for rank in ranks:
