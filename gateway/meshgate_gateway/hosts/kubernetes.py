@@ -116,13 +116,15 @@ class KubernetesHosts:
             ready[0] = await with_versions(ready[0])
         return tuple(ready)
 
-    def present(self, mesh: str) -> tuple[Host, ...]:
+    def present(self, mesh: str) -> Mapping[int, Host]:
         spec = self._mesh(mesh)
-        found = discovery.present_hosts(spec, self._pods(spec))
-        return tuple(_wire_host(host) for host in found)
+        return {host.rank: _wire_host(host) for host in discovery.present_hosts(spec, self._pods(spec))}
 
     def replaces_hosts(self, mesh: str) -> bool:
         return True
+
+    def all_lost(self) -> bool:
+        return False
 
     async def wait_ready(self) -> None:
         changed = asyncio.Event()

@@ -88,11 +88,15 @@ class LocalHosts:
                 raise HostsUnavailable(_unavailable(mesh, host))
         return tuple(host.host for host in self._meshes[mesh])
 
-    def present(self, mesh: str) -> tuple[Host, ...]:
-        return tuple(host.host for host in self._meshes[mesh] if host.ready.done() and host.ended is None)
+    def present(self, mesh: str) -> Mapping[int, Host]:
+        hosts = enumerate(self._meshes[mesh])
+        return {rank: host.host for rank, host in hosts if host.ready.done() and host.ended is None}
 
     def replaces_hosts(self, mesh: str) -> bool:
         return False
+
+    def all_lost(self) -> bool:
+        return all(host.ended is not None for hosts in self._meshes.values() for host in hosts)
 
     async def wait_ready(self) -> None:
         """Returns at once: only ``hosts`` waits for local hosts."""

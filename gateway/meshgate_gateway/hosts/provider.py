@@ -46,11 +46,14 @@ class HostProvider(Protocol):
         Raises HostsUnavailable. Cancellation only ends the wait.
         """
 
-    def present(self, mesh: str) -> tuple[Host, ...]:
-        """The hosts of a mesh that are not known to be missing."""
+    def present(self, mesh: str) -> Mapping[int, Host]:
+        """The hosts of a mesh that are ready and not known to be lost, by rank."""
 
     def replaces_hosts(self, mesh: str) -> bool:
         """Whether a lost host of a mesh may be replaced."""
+
+    def all_lost(self) -> bool:
+        """Whether every host has ended and none may be replaced. A host that still starts is not lost."""
 
     async def wait_ready(self) -> None:
         """Returns once the hosts of every mesh have been ready."""
@@ -79,10 +82,13 @@ class StaticHosts:
     async def hosts(self, mesh: str) -> tuple[Host, ...]:
         return self._meshes[mesh]
 
-    def present(self, mesh: str) -> tuple[Host, ...]:
-        return self._meshes[mesh]
+    def present(self, mesh: str) -> Mapping[int, Host]:
+        return dict(enumerate(self._meshes[mesh]))
 
     def replaces_hosts(self, mesh: str) -> bool:
+        return False
+
+    def all_lost(self) -> bool:
         return False
 
     async def wait_ready(self) -> None:
@@ -119,11 +125,14 @@ class CombinedHosts:
         known = ", ".join(sorted(self.meshes())) or "none"
         raise HostsUnavailable(f"this job has no mesh {mesh!r}; its meshes: {known}")
 
-    def present(self, mesh: str) -> tuple[Host, ...]:
-        return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), ())
+    def present(self, mesh: str) -> Mapping[int, Host]:
+        return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), {})
 
     def replaces_hosts(self, mesh: str) -> bool:
         return any(p.replaces_hosts(mesh) for p in self._providers if mesh in p.meshes())
+
+    def all_lost(self) -> bool:
+        return all(provider.all_lost() for provider in self._providers)
 
     async def wait_ready(self) -> None:
         for provider in self._providers:

@@ -292,15 +292,20 @@ class SlurmHosts:
                 return tuple(worker.host for worker in found)
             await self._wait_changed()
 
-    def present(self, mesh: str) -> tuple[Host, ...]:
+    def present(self, mesh: str) -> Mapping[int, Host]:
         if self._status.ended:  # the workers end too, but not yet
-            return ()
-        workers = (self.workers.by_rank.get(rank) for rank in self._ranks[mesh])
-        found = (worker for worker in workers if worker is not None and worker.connected and worker.lost is None)
-        return tuple(worker.host for worker in found)
+            return {}
+        ranks = self._ranks[mesh]
+        workers = ((rank - ranks.start, self.workers.by_rank.get(rank)) for rank in ranks)
+        return {rank: worker.host for rank, worker in workers if worker and worker.connected and worker.lost is None}
 
     def replaces_hosts(self, mesh: str) -> bool:
         return False
+
+    def all_lost(self) -> bool:
+        workers = self.workers.by_rank.values()
+        starting = len(workers) < self._spec.nodes and self._failed is None
+        return self._status.ended or not (starting or any(worker.lost is None for worker in workers))
 
     async def wait_ready(self) -> None:
         """Also returns when the job has ended."""

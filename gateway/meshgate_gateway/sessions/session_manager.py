@@ -221,8 +221,7 @@ class SessionManager:
         """Reports a lost host, with the reason, to the sessions that use its mesh. ``removed``: it is no longer a part
         of the mesh."""
         returns = not removed and self._hosts.replaces_hosts(mesh)
-        meshes = self._hosts.meshes()
-        last = not removed and not any(self._hosts.replaces_hosts(each) or self._hosts.present(each) for each in meshes)
+        last = not removed and self._hosts.all_lost()
         lost = HostLost(mesh=mesh, host=host, reason=reason, returns=returns, removed=removed, last=last)
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
@@ -387,7 +386,7 @@ class SessionManager:
 
     def _reap(self, meshes: frozenset[str]) -> None:
         self._sessions.reaped(meshes)
-        hosts = [host for mesh in meshes for host in self._hosts.present(mesh)]
+        hosts = [host for mesh in meshes for host in self._hosts.present(mesh).values()]
         if not hosts:
             return
         task = asyncio.create_task(self._run_reaper(sorted(meshes), hosts))
@@ -470,7 +469,7 @@ class SessionInspection:
         present = tuple(
             HostStatus(mesh=mesh, rank=rank, name=host.name)
             for mesh in meshes
-            for rank, host in enumerate(self._hosts.present(mesh))
+            for rank, host in self._hosts.present(mesh).items()
         )
         return JobStatus(
             gateway_version=SOFTWARE_VERSION,

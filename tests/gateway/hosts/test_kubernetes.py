@@ -63,7 +63,7 @@ async def test_hosts_are_returned_in_rank_order_once_all_are_ready() -> None:
         assert [host.name for host in await found] == ["trainer-workers-0", "trainer-workers-1"]
         await ready
         assert hosts.meshes() == {"workers": 2}
-        assert hosts.present("workers") == found.result()
+        assert hosts.present("workers") == dict(enumerate(found.result()))
 
 
 async def test_the_first_host_has_the_versions_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ async def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> N
         pod = api.get("Pod", "trainer-workers-1", "team")
         api.delete("Pod", "trainer-workers-1", "team")
         assert await lost == ("workers", "trainer-workers-1", "its pod was deleted")
-        assert [host.name for host in hosts.present("workers")] == ["trainer-workers-0"]
+        assert [host.name for host in hosts.present("workers").values()] == ["trainer-workers-0"]
         assert hosts.replaces_hosts("workers")
         api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
         mesh, rank, host = await restored
@@ -307,7 +307,7 @@ async def test_hosts_that_a_scaled_mesh_no_longer_has_are_removed_and_not_lost()
         hosts.resize(with_sizes(job(), {"workers": 1}))
         assert removed == [("workers", "trainer-workers-1", kubernetes.REMOVED)]
         assert hosts.meshes() == {"workers": 1}
-        assert [host.name for host in hosts.present("workers")] == ["trainer-workers-0"]
+        assert [host.name for host in hosts.present("workers").values()] == ["trainer-workers-0"]
         assert [host.name for host in await hosts.hosts("workers")] == ["trainer-workers-0"]
         scaled(api, 1)
         api.delete("Pod", "trainer-workers-0", "team")  # a loss that is reported, unlike that of the pod before

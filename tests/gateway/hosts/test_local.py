@@ -42,10 +42,12 @@ def sockets(addresses: list[str]) -> list[Path]:
 async def test_hosts_are_returned_when_they_are_ready() -> None:
     async with with_hosts(workers=2, others=1) as hosts:
         assert hosts.meshes() == {"workers": 2, "others": 1}
+        assert not hosts.present("workers")
+        assert not hosts.all_lost()  # they still start
         found = await hosts.hosts("workers")
         assert [host.name for host in found] == ["workers-0", "workers-1"]
         assert all(path.is_socket() for path in sockets([host.address for host in found]))
-        assert hosts.present("workers") == found
+        assert hosts.present("workers") == dict(enumerate(found))
 
 
 async def test_close_leaves_no_process_and_no_file() -> None:
@@ -64,12 +66,13 @@ async def test_close_stops_hosts_that_are_still_starting() -> None:
 
 async def test_a_mesh_with_a_dead_host_is_unavailable_with_the_reason() -> None:
     async with with_hosts(workers=2) as hosts:
-        first, _ = await hosts.hosts("workers")
-        os.kill(pids(hosts, "workers")[1], signal.SIGKILL)
+        _, second = await hosts.hosts("workers")
+        os.kill(pids(hosts, "workers")[0], signal.SIGKILL)
         while len(hosts.present("workers")) == 2:
             await asyncio.wait(list(hosts._tasks), timeout=1, return_when=asyncio.FIRST_COMPLETED)
-        assert hosts.present("workers") == (first,)
-        with pytest.raises(HostsUnavailable, match=r"workers-1 \(pid \d+\) was killed by SIGKILL; end this job"):
+        assert hosts.present("workers") == {1: second}
+        assert not hosts.all_lost()
+        with pytest.raises(HostsUnavailable, match=r"workers-0 \(pid \d+\) was killed by SIGKILL; end this job"):
             await hosts.hosts("workers")
 
 
@@ -80,6 +83,7 @@ async def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None
         hosts.watch(lambda mesh, host, reason: lost.set_result(reason), lambda *restored: None)
         os.kill(pids(hosts, "workers")[0], signal.SIGTERM)
         assert (await lost).endswith("exit code 0. Its last output: meshgate_worker workers-0: ended: SIGTERM")
+        assert hosts.all_lost()
         with pytest.raises(HostsUnavailable, match=r"Its last output: .*SIGTERM"):
             await hosts.hosts("workers")
 

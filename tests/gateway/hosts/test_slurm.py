@@ -139,10 +139,11 @@ def test_each_mesh_waits_for_its_own_workers() -> None:
         ready = asyncio.create_task(watched.hosts.wait_ready())
         watched.connect(1)
         assert [host.name for host in await second] == ["n2"]
+        assert {rank: host.name for rank, host in watched.hosts.present("b").items()} == {0: "n2"}
         assert not ready.done()
         watched.connect(0)
         await ready
-        assert [host.name for host in watched.hosts.present("a")] == ["n1"]
+        assert [host.name for host in watched.hosts.present("a").values()] == ["n1"]
         assert watched.hosts.meshes() == {"a": 1, "b": 1}
 
     check(test)
@@ -172,7 +173,8 @@ def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_lo
         with pytest.raises(HostsUnavailable, match="mesh 'a' is incomplete: n1: Slurm ended job 7"):
             await watched.hosts.hosts("a")
         assert watched.hosts.report().ended
-        assert [watched.hosts.present(mesh) for mesh in "ab"] == [(), ()]  # although the workers end a moment later
+        assert [watched.hosts.present(mesh) for mesh in "ab"] == [{}, {}]  # although the workers end a moment later
+        assert watched.hosts.all_lost()
 
     check(test)
 
@@ -185,7 +187,24 @@ def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
         assert await watched.lost.get() == ("b", "n2", "Slurm took node n2 from job 7 (DOWN: Not responding)")
         assert watched.hosts.present("a")
         assert not watched.hosts.present("b")  # although its connection may stay open
+        assert not watched.hosts.all_lost()
         assert watched.lost.empty()
+        watched.cluster.set("RUNNING", nodes=("n3",))
+        await watched.lost.get()
+        assert watched.hosts.all_lost()
+
+    check(test)
+
+
+def test_hosts_are_not_all_lost_while_one_is_still_starting() -> None:
+    async def test(watched: Watched) -> None:
+        watched.connect(1)
+        watched.cluster.set("RUNNING", nodes=("n1",))
+        assert (await watched.lost.get())[:2] == ("b", "n2")
+        assert not watched.hosts.present("a")
+        assert not watched.hosts.all_lost()
+        watched.hosts._failed = "it did not start"
+        assert watched.hosts.all_lost()
 
     check(test)
 

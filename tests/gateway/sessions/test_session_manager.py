@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -283,17 +283,11 @@ async def test_an_engine_whose_hosts_cannot_be_found_gets_the_reason() -> None:
         assert "ZeroDivisionError('a bug')" in str(reply.error)
 
 
-@pytest.mark.parametrize("others", [("workers-1",), ()])
-@pytest.mark.parametrize("replaces", [True, False])
-async def test_an_engine_learns_whether_a_lost_host_was_the_last_of_the_job(
-    others: Sequence[str], replaces: bool
-) -> None:
+@pytest.mark.parametrize("all_lost", [True, False])
+async def test_an_engine_learns_whether_a_lost_host_was_the_last_of_the_job(all_lost: bool) -> None:
     class Hosts(StaticHosts):
-        def present(self, mesh: str) -> tuple[Host, ...]:
-            return tuple(Host(name=name) for name in others)
-
-        def replaces_hosts(self, mesh: str) -> bool:
-            return replaces
+        def all_lost(self) -> bool:
+            return all_lost
 
     async with managed(Hosts({"workers": ["tcp://10.0.0.1:1"]})) as with_fake:
         with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
@@ -301,7 +295,7 @@ async def test_an_engine_learns_whether_a_lost_host_was_the_last_of_the_job(
         assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
         with_fake.manager.host_lost("workers", "workers-0", "it ended")
         (lost,) = (sent for sent in with_fake.engine.sent if isinstance(sent, HostLost))
-        assert lost.last == (not others and not replaces)
+        assert lost.last == all_lost
         with_fake.manager.host_lost("workers", "workers-0", "the mesh was scaled", removed=True)
         assert not [sent for sent in with_fake.engine.sent if isinstance(sent, HostLost)][-1].last
 
@@ -602,6 +596,16 @@ def test_the_status_has_the_hosts_and_what_each_engine_knows() -> None:
     assert (one.session, one.owner, one.connected, one.pid, one.version) == ("one", "alice", True, 7, "cafe")
     assert (one.name, one.meshes) == ("train", (mesh,))
     assert not two.connected
+
+
+def test_hosts_keep_their_ranks_in_the_status_when_another_is_lost() -> None:
+    class Hosts(StaticHosts):
+        def present(self, mesh: str) -> Mapping[int, Host]:
+            return {rank: host for rank, host in super().present(mesh).items() if rank}
+
+    hosts = Hosts({"workers": ["tcp://a", "tcp://b"]})
+    status = asyncio.run(SessionInspection(Sessions(lease=60, limit=8, now=0), {}, hosts).status())
+    assert [(host.name, host.rank) for host in status.hosts] == [("workers-1", 1)]
 
 
 def test_an_engine_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
