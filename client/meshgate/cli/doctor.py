@@ -16,7 +16,7 @@ from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, c
 from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
 from meshgate.jobs.kubernetes.compute import Compute
-from meshgate.jobs.kubernetes.tokens import find_token, has_own_token, token_to_dial
+from meshgate.jobs.tokens import find_token, has_own_token, token_to_dial
 from meshgate.session.dialing import UrlDialer
 
 

@@ -348,7 +348,7 @@ def _find_provider(request: JobRequest) -> JobProvider:
     exported = any(os.path.exists(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each)
     if request.gateway_url is not None and not request.kubeconfig:
         from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415
-        from meshgate.jobs.kubernetes.tokens import has_own_token  # noqa: PLC0415
+        from meshgate.jobs.tokens import has_own_token  # noqa: PLC0415
 
         if has_own_token() or not exported:
             return RemoteGateway(request.gateway_url, None)

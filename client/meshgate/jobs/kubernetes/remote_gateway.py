@@ -12,7 +12,7 @@ from contextlib import closing
 from meshgate.errors import AuthenticationError, GatewayError, JobError, JobNotRunning, JobStartFailed, JobUnsupported
 from meshgate.jobs.kubernetes.display import SilentDisplay, cannot_scale, choose_display, ready_message
 from meshgate.jobs.kubernetes.requests import JobRequest
-from meshgate.jobs.kubernetes.tokens import find_token, token_is_renewed, token_to_dial
+from meshgate.jobs.tokens import find_token, token_is_renewed, token_to_dial
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -25,6 +24,7 @@ from meshgate.errors import (
     MeshgateError,
 )
 from meshgate.jobs.slurm.login_node import SSH_FAILED, CommandOutput, LoginNode, python_command
+from meshgate.jobs.tokens import own_token, token_is_renewed, token_to_dial
 from meshgate.session.dialing import (
     PING_INTERVAL,
     Dialer,
@@ -212,15 +212,16 @@ class NodeAccess(LoginAccess):
 
 
 class UrlAccess(GatewayClient[ProvisioningReply]):
-    """By a gateway that submits jobs for the holder of ``$MESHGATE_TOKEN``, as a user that its policy names."""
+    """By a gateway that submits jobs for the holder of ``own_token``, as a user that its policy names."""
 
     queue_interval = QUEUE_INTERVAL
 
     def __init__(self, url: str) -> None:
-        token = os.environ.get("MESHGATE_TOKEN", "").strip()
-        if not token:
-            raise JobError(f"SlurmJob(gateway_url={url!r}) has no token: set MESHGATE_TOKEN to yours")
-        super().__init__(url, token, parse_reply, CREATES_NONE)
+        try:
+            own_token()
+        except JobError as error:
+            raise JobError(f"SlurmJob(gateway_url={url!r}): {error}") from None
+        super().__init__(url, partial(token_to_dial, own_token), parse_reply, CREATES_NONE, token_is_renewed)
 
     def start(self, request: StartRequest, known: Known) -> None:
         client = request.client if isinstance(request, BatchRequest) else None

@@ -24,6 +24,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
+from meshgate.jobs import tokens
 from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
 from meshgate.jobs.slurm.login_node import CommandOutput, ThisMachine
 from meshgate.session import gateway_client
@@ -63,9 +64,11 @@ class FakeGateway:
         self.proves = True
         self.requests: list[ProvisioningRequest] = []
         self.paths: list[tuple[str, str]] = []
+        self.tokens: list[str] = []  # of those that ask for a job
 
     def respond(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path == "/v1/jobs":
+            self.tokens.append(request.headers["Authorization"])
             return None
         self.paths.append((request.path, request.headers["Authorization"]))
         body = json.dumps(self.about).encode()
@@ -256,10 +259,25 @@ def test_a_job_is_over_only_if_its_gateway_is_known_to_be(
             assert access.is_running(JOB) is running_job
 
 
-def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MESHGATE_TOKEN")
-    with pytest.raises(JobError, match="has no token: set MESHGATE_TOKEN"):
+    (tmp_path / "of-the-pod").write_text("secret")
+    monkeypatch.setattr(tokens, "SERVICE_ACCOUNT_TOKEN", tmp_path / "of-the-pod")  # which is not for a Slurm cluster
+    with pytest.raises(JobError, match="no token: set MESHGATE_TOKEN, MESHGATE_TOKEN_FILE or"):
         UrlAccess("wss://login.example.org")
+
+
+def test_the_token_may_be_in_a_file_that_is_renewed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MESHGATE_TOKEN")
+    file = tmp_path / "token"
+    monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(file))
+    file.write_text("first\n")
+    gateway = FakeGateway((JobUp(job=JOB),), (JobUp(job=JOB),))
+    with running(gateway) as access:
+        started(access)
+        file.write_text("second\n")
+        started(access)
+    assert gateway.tokens == ["Bearer first", "Bearer second"]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -21,46 +23,51 @@ REUSED_FOR = 30.0  # seconds: `meshgate top` connects every two, and a command m
 STDERR_SHOWN = 1000  # characters
 
 
-def find_token() -> str:
-    """The token for a gateway now: ``$MESHGATE_TOKEN``, the content of ``$MESHGATE_TOKEN_FILE``, what
-    ``$MESHGATE_TOKEN_COMMAND`` prints, or the token of the pod's service account. Raises JobError.
+def own_token() -> str:
+    """The token for a gateway now: ``$MESHGATE_TOKEN``, the content of ``$MESHGATE_TOKEN_FILE``, or what
+    ``$MESHGATE_TOKEN_COMMAND`` prints. Raises JobError.
 
     Files are renewed by others, before the token in them expires.
     """
-    if token := os.environ.get("MESHGATE_TOKEN"):
-        return token.strip()
+    if token := os.environ.get("MESHGATE_TOKEN", "").strip():
+        return token
     if file := os.environ.get("MESHGATE_TOKEN_FILE"):
         try:
-            return Path(file).read_text().strip()
+            token = Path(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise JobError(f"cannot read the token of MESHGATE_TOKEN_FILE={file}: {error}") from None
+        if not token:
+            raise JobError(f"the file of MESHGATE_TOKEN_FILE={file} is empty")
+        return token
     if command := os.environ.get("MESHGATE_TOKEN_COMMAND"):
         return _token_command(command).token()
-    try:
-        return SERVICE_ACCOUNT_TOKEN.read_text().strip()
-    except OSError:
-        raise JobError(
-            "no token for the gateway of MESHGATE_URL: set MESHGATE_TOKEN as well, or MESHGATE_TOKEN_FILE or "
-            "MESHGATE_TOKEN_COMMAND"
-        ) from None
+    raise JobError("no token: set MESHGATE_TOKEN, MESHGATE_TOKEN_FILE or MESHGATE_TOKEN_COMMAND")
+
+
+def find_token() -> str:
+    """As ``own_token``, or the token of the pod's service account, for a gateway in a cluster. Raises JobError."""
+    if not has_own_token():
+        with contextlib.suppress(OSError):
+            return SERVICE_ACCOUNT_TOKEN.read_text().strip()
+    return own_token()
 
 
 def has_own_token() -> bool:
     """Whether the environment says where the token for the gateway is."""
-    return any(os.environ.get(f"MESHGATE_TOKEN{kind}") for kind in ("", "_FILE", "_COMMAND"))
+    return any(os.environ.get(f"MESHGATE_TOKEN{kind}", "").strip() for kind in ("", "_FILE", "_COMMAND"))
 
 
-def token_to_dial() -> str:
-    """As ``find_token``, for a connection: a file that is being replaced may be missing for a moment, and a command may
-    fail until its user has logged in again."""
+def token_to_dial(find: Callable[[], str] = find_token) -> str:
+    """The token that ``find`` finds, for a connection: a file that is being replaced may be missing for a moment, and a
+    command may fail until its user has logged in again."""
     try:
-        return find_token()
+        return find()
     except JobError as error:
         raise ConnectionFailedError(str(error)) from None
 
 
 def token_is_renewed() -> bool:
-    """Whether the token that ``find_token`` finds is renewed. A variable changes only if this program sets it."""
+    """Whether the token that is found here is renewed. A variable changes only if this program sets it."""
     return not os.environ.get("MESHGATE_TOKEN")
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError
-from meshgate.jobs.kubernetes import tokens
+from meshgate.jobs import tokens
 from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
-from meshgate.jobs.kubernetes.tokens import find_token
+from meshgate.jobs.tokens import find_token
 from meshgate.session.gateway_client import request_json
 from tests.gateway.server_process import TOKEN, ServerProcess
 
@@ -57,14 +57,17 @@ def count(runs: Path) -> int:
 def test_the_token_comes_from_the_environment_or_the_pod(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prints: Prints
 ) -> None:
-    with pytest.raises(JobError, match="set MESHGATE_TOKEN as well"):
+    with pytest.raises(JobError, match="no token: set MESHGATE_TOKEN, MESHGATE_TOKEN_FILE or MESHGATE_TOKEN_COMMAND"):
         find_token()
     (tmp_path / "of-the-pod").write_text("of the pod\n")
     assert find_token() == "of the pod"
     prints("of-the-command\n")
     assert find_token() == "of-the-command"
-    (tmp_path / "token").write_text("of the file\n")
+    (tmp_path / "token").write_text("\n")
     monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(JobError, match=r"the file of MESHGATE_TOKEN_FILE=\S+ is empty"):
+        find_token()
+    (tmp_path / "token").write_text("of the file\n")
     assert find_token() == "of the file"
     monkeypatch.setenv("MESHGATE_TOKEN", " secret\n")
     assert find_token() == "secret"
