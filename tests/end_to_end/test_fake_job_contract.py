@@ -104,6 +104,18 @@ def test_an_exception_has_its_type_rank_host_and_traceback_and_the_actor_goes_on
     assert probes.add.call(1).get().values() == [1, 1, 1, 1]
 
 
+def test_errors_of_a_slice_name_the_ranks_of_its_mesh_as_output_and_stacks_do(procs: Any) -> None:
+    part = spawn(procs, "sliced_errors", 0).slice(hosts=1)
+    error = part.fail_on.call(1).exception()  # in an endpoint, the second of two ranks
+    assert isinstance(error, kt.ActorError)
+    assert (error.rank, error.hosts, error.total) == (3, {3: "workers-1"}, 2)
+    assert "failed on rank 3 (workers-1)" in str(error)
+    first, second = (future.exception() for future in part.fail_on.stream(1))
+    assert first is None
+    assert isinstance(second, kt.ActorError)
+    assert second.rank == 3
+
+
 def test_choose_takes_every_rank(procs: Any) -> None:
     probes = spawn(procs, "chosen")
     assert {probes.rank_number.choose().get() for _ in range(100)} == {0, 1, 2, 3}  # misses one of them in 1e-12

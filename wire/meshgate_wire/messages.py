@@ -560,7 +560,7 @@ class Failure(Model):
     step: Text = ""
     mesh: Label = ""
     ranks: Ranks = ()
-    hosts: HostNames = Field(default={})  # host name by rank in the target, for the ranks in this failure
+    hosts: HostNames = Field(default={})  # host name by rank, for the ranks in this failure
     errors: Annotated[tuple[ErrorGroup, ...], Field(fail_fast=True)] = ()
     total: Count = 0  # called ranks
     unanswered: Count = 0  # ranks that had not replied when the failure was sent
@@ -596,7 +596,7 @@ class Failure(Model):
 
 
 class CallProgress(Model):
-    """How far call ``call`` is: ``waiting`` are the hosts of the first ranks, in the target, that have not replied."""
+    """How far call ``call`` is: ``waiting`` are the hosts of the first ranks that have not replied, by rank."""
 
     call: Count
     total: Count

@@ -383,7 +383,7 @@ class FakeCall:
         elif self.header.adverb == "stream":
             self.done = complete
             if is_error:
-                failure = self._failure([ErrorGroup(ranks=(position,), count=1, buffer=0)])
+                failure = self._failure([ErrorGroup(ranks=(self.ranks[position],), count=1, buffer=0)])
                 self.send(Failed(call=self.header.call, rank=position, failure=failure), data)
             else:
                 self.send(Item(call=self.header.call, rank=position), data)
@@ -396,28 +396,28 @@ class FakeCall:
         if self.done:
             return
         self.done = True
-        positions_of: dict[bytes, list[int]] = {}
+        ranks_of: dict[bytes, list[int]] = {}
         for position, (data, is_error) in sorted(self.replies.items()):
             if is_error:
-                positions_of.setdefault(data, []).append(position)
-        if positions_of:
+                ranks_of.setdefault(data, []).append(self.ranks[position])
+        if ranks_of:
             groups = [
-                ErrorGroup(ranks=tuple(positions[:RANKS_NAMED]), count=len(positions), buffer=buffer)
-                for buffer, positions in enumerate(positions_of.values())
+                ErrorGroup(ranks=tuple(ranks[:RANKS_NAMED]), count=len(ranks), buffer=buffer)
+                for buffer, ranks in enumerate(ranks_of.values())
             ]
-            self.send(Failed(call=self.header.call, failure=self._failure(groups)), *positions_of)
+            self.send(Failed(call=self.header.call, failure=self._failure(groups)), *ranks_of)
         else:
             ranks = (0,) if self.header.adverb == "choose" else None
             self.send(Values(call=self.header.call, ranks=ranks), *(self.replies[i][0] for i in sorted(self.replies)))
 
     def _failure(self, groups: Sequence[ErrorGroup]) -> Failure:
-        positions = [position for group in groups for position in group.ranks]
+        ranks = [rank for group in groups for rank in group.ranks][:RANKS_NAMED]
         return Failure(
             kind="actor",
             message=f"Actor call {self.mesh.name}.{self.header.endpoint} failed.",
             mesh=self.mesh.name,
-            ranks=tuple(positions[:RANKS_NAMED]),
-            hosts={position: self.mesh.hosts[self.ranks[position]] for position in positions[:RANKS_NAMED]},
+            ranks=tuple(ranks),
+            hosts={rank: self.mesh.hosts[rank] for rank in ranks},
             errors=tuple(groups),
             total=len(self.ranks),
             unanswered=len(self.ranks) - len(self.replies),
@@ -432,15 +432,15 @@ class FakeCall:
     def fail_if_dead(self) -> None:
         """Fails the call if a rank that has not replied is dead."""
         reasons = {**self.mesh.dead, **self.mesh.aborted}
-        lost = [i for i, rank in enumerate(self.ranks) if rank in reasons and i not in self.replies]
+        lost = [rank for at, rank in enumerate(self.ranks) if rank in reasons and at not in self.replies]
         if lost:
             self.fail(
                 Failure(
                     kind="supervision",
-                    message=reasons[self.ranks[lost[0]]],
+                    message=reasons[lost[0]],
                     mesh=self.mesh.name,
                     ranks=tuple(lost[:RANKS_NAMED]),
-                    hosts={i: self.mesh.hosts[self.ranks[i]] for i in lost[:RANKS_NAMED]},
+                    hosts={rank: self.mesh.hosts[rank] for rank in lost[:RANKS_NAMED]},
                     total=len(self.ranks),
                     unanswered=len(self.ranks) - len(self.replies),
                 )

@@ -27,17 +27,15 @@ def process(rank: int, mesh: str = "procs", session: str = "s") -> ProcessStacks
     return ProcessStacks("workers-0", mesh, rank, 100 + rank, (Thread("actor", (STEP,)),), session=session)
 
 
-def call(age: float, processes: dict[int, int]) -> CallStatus:
-    waiting = dict.fromkeys(processes, "workers-0")
+def call(age: float, *waiting: int) -> CallStatus:
     return CallStatus(
         mesh="trainers",
         endpoint="step",
         age=age,
         total=4,
         answered=1,
-        waiting=waiting,
+        waiting=dict.fromkeys(waiting, "workers-0"),
         procs="procs",
-        processes=processes,
     )
 
 
@@ -49,7 +47,7 @@ def status(*calls: CallStatus) -> JobStatus:
 class Job:
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.found = status(call(31, {0: 2}))
+        self.found = status(call(31, 2))
 
     def _state(self) -> None:
         self.asked.append("state")
@@ -81,9 +79,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def test_the_oldest_call_is_first_and_has_the_stacks_of_the_ranks_it_waits_for() -> None:
-    report = why(
-        status(call(1, {0: 3}), call(31, {0: 2, 1: 7})), Stacks((process(2), process(3), process(2, "others")))
-    )
+    report = why(status(call(1, 3), call(31, 2, 7)), Stacks((process(2), process(3), process(2, "others"))))
     assert [(each.call.age, [(p.mesh, p.rank) for p in each.processes]) for each in report.calls] == [
         (31, [("procs", 2)]),
         (1, [("procs", 3)]),
@@ -93,7 +89,7 @@ def test_the_oldest_call_is_first_and_has_the_stacks_of_the_ranks_it_waits_for()
 
 def test_why_keeps_the_sessions_apart(run: CliRunner, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have a mesh of the same name on the same host."""
-    first = status(call(31, {0: 2}))
+    first = status(call(31, 2))
     other = first.sessions[0].model_copy(update={"session": "other session"})
     job.found = first.model_copy(update={"sessions": (*first.sessions, other)})
     stacks = Stacks((process(2), process(2, session="other session"), process(2, session="a third")))
@@ -108,7 +104,7 @@ def test_why_keeps_the_sessions_apart(run: CliRunner, job: Job, monkeypatch: pyt
 @pytest.mark.usefixtures("job")
 def test_why_shows_calls_and_stacks(run: CliRunner) -> None:
     text = run.invoke(app, ["why"]).output
-    assert "trainers.step, called 31s ago: 1 of 4 ranks answered; waits for rank 0 on workers-0 and 2 others" in text
+    assert "trainers.step, called 31s ago: 1 of 4 ranks answered; waits for rank 2 on workers-0 and 2 others" in text
     assert "  rank 2 on workers-0, pid 102:" in text
     assert "loss.backward()" in text
     assert json.loads(run.invoke(app, ["why", "--json"]).output)["calls"][0]["processes"][0]["rank"] == 2
@@ -118,7 +114,7 @@ def test_why_says_which_ranks_of_a_script_are_where_and_shows_one_of_each_place(
     run: CliRunner, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of ranks that are not among the first."""
-    job.found = status(call(31, {0: 0}))
+    job.found = status(call(31, 0))
     load = (Frame("/work/train.py", 3, "load"),)
     scripts = [dataclasses.replace(process(rank), script=True) for rank in (0, 2, 3)]
     scripts.append(dataclasses.replace(process(1), script=True, threads=(Thread("thread", load),)))

@@ -548,15 +548,13 @@ def _ended(prepared: Prepared, pending: PendingCall, response: Response | None) 
 
 def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
     """``now`` is a time of ``time.monotonic``."""
-    waiting = pending.waiting()
     return CallStatus(
         mesh=pending.mesh,
         endpoint=pending.endpoint,
         age=round(now - pending.started, 3),
         total=pending.expected,
         answered=len(pending.replies),
-        waiting=waiting,
+        waiting=pending.waiting(),
         procs=mesh.procs.name if mesh.procs is not None else "",
-        processes={rank: pending.ranks[rank] for rank in waiting},
         cancelled=pending.state is CallState.CANCELLED,
     )

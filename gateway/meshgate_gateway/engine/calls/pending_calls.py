@@ -280,7 +280,7 @@ class PendingCall:
         return Response(Failed(call=self.call, failure=failure))
 
     def waiting(self) -> dict[int, str]:
-        """The first ranks, in the target, that have not replied, and their hosts."""
+        """The first base ranks that have not replied, and their hosts."""
         waiting = (at for at in range(len(self.ranks)) if at not in self.replies)
         return self._hosts(list(islice(waiting, MAX_RANKS_NAMED)))
 
@@ -316,7 +316,7 @@ class PendingCall:
             kind="supervision",
             message=dead[self.ranks[lost[0]]],
             mesh=self.mesh,
-            ranks=tuple(named),
+            ranks=self._ranks(named),
             hosts=self._hosts(named),
             total=len(self.ranks),
             unanswered=self.expected - len(self.replies),
@@ -342,9 +342,9 @@ class PendingCall:
             groups.setdefault(digest, []).append(position)
         ordered = sorted(groups.values(), key=len, reverse=True)
         sent, rest = ordered[:MAX_DISTINCT_ERRORS], ordered[MAX_DISTINCT_ERRORS:]
-        errors = [_group(positions, buffer) for buffer, positions in enumerate(sent)]
+        errors = [self._group(positions, buffer) for buffer, positions in enumerate(sent)]
         if rest:
-            errors.append(_group(sorted(position for positions in rest for position in positions), None))
+            errors.append(self._group(sorted(position for positions in rest for position in positions), None))
         failure = self._actor_failure(sorted(self.failed)).model_copy(update={"errors": tuple(errors)})
         buffers = tuple(self.replies[positions[0]].data for positions in sent)
         return Response(Failed(call=self.call, failure=failure), buffers)
@@ -355,16 +355,19 @@ class PendingCall:
             kind="actor",
             message=f"Actor call {self.mesh}.{self.endpoint} failed.",
             mesh=self.mesh,
-            ranks=tuple(named),
+            ranks=self._ranks(named),
             hosts=self._hosts(named),
-            errors=(_group(positions, 0),),
+            errors=(self._group(positions, 0),),
             total=len(self.ranks),
             unanswered=self.expected - len(self.replies),
         )
 
     def _hosts(self, positions: Sequence[int]) -> dict[int, str]:
-        return {at: self.host_of(self.ranks[at]) for at in positions if at < len(self.ranks)}
+        return {rank: self.host_of(rank) for rank in self._ranks(positions)}
 
+    def _ranks(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """The base ranks: people find them in output, stacks and the status under these numbers."""
+        return tuple(self.ranks[at] for at in positions if at < len(self.ranks))  # else of a rank that was not called
 
-def _group(positions: Sequence[int], buffer: int | None) -> ErrorGroup:
-    return ErrorGroup(ranks=tuple(positions[:MAX_RANKS_NAMED]), count=len(positions), buffer=buffer)
+    def _group(self, positions: Sequence[int], buffer: int | None) -> ErrorGroup:
+        return ErrorGroup(ranks=self._ranks(positions[:MAX_RANKS_NAMED]), count=len(positions), buffer=buffer)

@@ -74,6 +74,14 @@ def test_the_same_exception_of_many_ranks_is_one_group() -> None:
     assert reported.hosts == {0: "workers-0", 1: "workers-0", 3: "workers-1"}
 
 
+def test_reports_of_a_slice_have_the_ranks_of_the_mesh() -> None:
+    call = pending(ranks=(4, 6))
+    call.add_reply(reply(1, b"boom", exception=True), NOTHING)
+    assert call.waiting() == {4: "workers-2"}
+    reported = failure(call.finish())
+    assert (reported.ranks, reported.hosts, reported.errors[0].ranks) == ((6,), {6: "workers-3"}, (6,))
+
+
 def test_distinct_exceptions_are_distinct_groups_largest_first() -> None:
     call = pending()
     for rank, data in ((0, b"rare"), (1, b"often"), (2, b"often")):
@@ -110,7 +118,7 @@ def test_a_death_ends_a_call_that_waits_for_the_dead_rank() -> None:
     call.add_reply(reply(0), NOTHING)
     assert call.ranks_died({4: "it has replied"}) is None
     reported = failure(call.ranks_died({6: "killed"}))
-    assert (reported.kind, reported.ranks, reported.message) == ("supervision", (2,), "killed")
+    assert (reported.kind, reported.ranks, reported.message) == ("supervision", (6,), "killed")
 
 
 def test_choose_fails_if_the_chosen_rank_dies_and_not_if_another_does() -> None:
@@ -118,7 +126,7 @@ def test_choose_fails_if_the_chosen_rank_dies_and_not_if_another_does() -> None:
     assert call.ranks_died({4: "killed"}) is None
     reported = failure(call.ranks_died({4: "killed", 5: "killed too"}))
     assert (reported.kind, reported.message) == ("supervision", "killed too")
-    assert (reported.ranks, reported.hosts) == ((1,), {1: "workers-2"})
+    assert (reported.ranks, reported.hosts) == ((5,), {5: "workers-2"})
 
 
 def test_a_call_that_has_ended_sends_nothing_more() -> None:
