@@ -22,7 +22,7 @@ from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRe
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.errors import Forbidden, KubernetesError, NotFound, Unauthenticated
 from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
@@ -242,7 +242,8 @@ class KubernetesHosts:
         except NotFound:
             superfluous = True
         except KubernetesError as error:
-            superfluous = False  # as far as is known
+            # The gateway's role and account are deleted with the job, often before its pods.
+            superfluous = isinstance(error, (Forbidden, Unauthenticated))
             log.warning("cannot find out whether an object is being deleted", name=unless[1], reason=str(error))
         if not superfluous and host in self._handed_out[mesh].values():  # else it has ended meanwhile
             log.warning("host will end", mesh=mesh, host=host.name, reason=reason, seconds=seconds)

@@ -19,6 +19,7 @@ from meshgate_gateway.hosts.kubernetes import KubernetesHosts, with_versions
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Forbidden, KubernetesError, Unauthenticated
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.job_objects import with_sizes
 from meshgate_kubernetes.manifests.names import Names
@@ -200,8 +201,14 @@ async def test_the_notice_of_a_deletion_is_the_only_one_although_the_events_are_
         assert await noticed.until(1) == [("workers", "trainer-workers-1", WHY, 30.0)]
 
 
-@pytest.mark.parametrize("gone", [True, False])
-async def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "parent",
+    ["is gone", "is being deleted", Forbidden("get", "configmaps", "team"), Unauthenticated("no account")],
+    ids=str,
+)
+async def test_there_is_no_notice_of_pods_that_end_with_their_job(
+    parent: str | KubernetesError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, asked = FakeApi(), asyncio.Event()
     get = api.get
 
@@ -209,6 +216,8 @@ async def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, mo
         def get_and_note(kind: str, *which: str) -> object:
             if kind == "ConfigMap":
                 loop.call_soon_threadsafe(asked.set)
+                if isinstance(parent, KubernetesError):  # the gateway's role or account has been deleted already
+                    raise parent
             return get(kind, *which)
 
         return get_and_note
@@ -216,7 +225,7 @@ async def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, mo
     async with with_hosts(api) as hosts:
         noticed = Noticed(hosts)
         await hosts.hosts("workers")
-        if gone:
+        if parent == "is gone":
             api.drop_alone("ConfigMap", Names("trainer").parent, "team")
         else:
             api.request_deletion("ConfigMap", Names("trainer").parent, "team")
