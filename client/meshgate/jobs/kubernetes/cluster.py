@@ -72,9 +72,9 @@ class Cluster:
                     meanwhile=_import_proxies,
                 )
             except Forbidden as error:
-                raise JobStartFailed(f"{error}{_USE_A_GATEWAY if self._inside else ''}") from error
+                raise JobStartFailed(f"{error}{_USE_A_GATEWAY if self._inside else ''}") from None
             except KubernetesError as error:
-                raise JobStartFailed(str(error)) from error
+                raise JobStartFailed(str(error)) from None
             except KeyboardInterrupt:
                 raise KeyboardInterrupt from None  # without the frames of the wait that it interrupted
             display.done(ready_message(running.meshes, spec.idle_timeout))

@@ -60,6 +60,18 @@ def test_a_laptop_without_rights_is_advised_to_add_a_role() -> None:
         cluster_of(WithoutRights()).start(REQUEST)
     assert "docs/kubernetes.md has a Role with the required permissions" in str(caught.value)
     assert "MESHGATE_URL" not in str(caught.value)
+    assert caught.value.__cause__ is None  # the cause has the same text
+
+
+@pytest.mark.usefixtures("_silent")
+def test_an_error_of_the_cluster_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Unreachable("no response")
+
+    monkeypatch.setattr(cluster.lifecycle, "start", fail)
+    with pytest.raises(JobStartFailed, match="no response") as caught:
+        cluster_of(FakeApi()).start(REQUEST)
+    assert caught.value.__cause__ is None  # the cause has the same text
 
 
 @pytest.mark.usefixtures("_silent")
