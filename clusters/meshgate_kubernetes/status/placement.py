@@ -32,7 +32,7 @@ def mismatches(pod: Object, nodes: Sequence[Object], message: str) -> Iterator[s
         for (text, key), count in sorted(kept.items()):
             having = "A node has" if count == 1 else f"{count} nodes have"
             yield f'{having} the taint {text}, which tolerations=[{{"key": "{key}", "operator": "Exists"}}] tolerates'
-    if "were unschedulable" in message:
+    if "were unschedulable" in message or _CORDON in message:
         cordoned = sorted(node["metadata"]["name"] for node in nodes if node.get("spec", {}).get("unschedulable"))
         if cordoned:
             named = " ".join([*cordoned[:_VALUES_SHOWN], *(["…"] if len(cordoned) > _VALUES_SHOWN else [])])
