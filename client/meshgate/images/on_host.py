@@ -15,6 +15,7 @@ want the same step, one runs it and the other finds it completed. New processes 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import json
@@ -109,6 +110,8 @@ class StepRunner(Actor, metaclass=SentAsSource):
         return {"code": 0, "output": ""}
 
     def _problem(self, error: OSError) -> str:
+        if error.errno == errno.EROFS:
+            return f"{error.filename} is read-only: in a pod, write to /tmp, the home directory or a volume"
         return disk_full(error, self.home, self.home) or f"{type(error).__name__}: {error}"
 
     # --- completed steps

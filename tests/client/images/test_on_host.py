@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -168,6 +169,12 @@ def test_the_error_of_a_full_disk_names_what_is_copied_to(home: Path, tmp_path: 
     assert re.fullmatch(
         f"no space left on the disk that holds {disk}/data/?: 0.0 MB are free. Free some there", result["output"]
     )
+
+
+def test_the_error_of_a_read_only_file_system_says_where_a_pod_can_be_written_to(home: Path) -> None:
+    error = OSError(errno.EROFS, os.strerror(errno.EROFS), "/etc/trainer")
+    problem = "/etc/trainer is read-only: in a pod, write to /tmp, the home directory or a volume"
+    assert StepRunner(str(home))._problem(error) == problem
 
 
 def test_output_is_forwarded(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
