@@ -192,7 +192,8 @@ def _kill_here(ids: list[str], *, all_jobs: bool, report: Callable[[str], object
 def _find(running: list[registry.LocalEntry], prefix: str) -> registry.LocalEntry:
     matching = [entry for entry in running if entry.apply_id.startswith(prefix)]
     if not matching:
-        raise JobNotRunning(f"no job id begins with {prefix!r}; run `meshgate ls` to list them")
+        listing = "run `meshgate ls` to list them; for a job in a cluster, pass its namespace with -n"
+        raise JobNotRunning(f"no job id begins with {prefix!r}; {listing}")
     if len(matching) > 1:
         raise typer.BadParameter(f"{len(matching)} job ids begin with {prefix!r}; run `meshgate ls` to list them")
     matching[0].require_here()

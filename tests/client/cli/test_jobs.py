@@ -177,7 +177,9 @@ def test_kill_without_a_unique_id_ends_nothing(
 ) -> None:
     result = run.invoke(app, ["kill", *arguments])
     assert result.exit_code == code
-    assert "run `meshgate ls` to list them" in result.output.replace("│", "").replace("\n", " ").replace("  ", " ")
+    output = result.output.replace("│", "").replace("\n", " ").replace("  ", " ")
+    assert "run `meshgate ls` to list them" in output
+    assert ("for a job in a cluster, pass its namespace with -n" in output) == (arguments == ["x"])
     assert all(entry.process.alive for entry in jobs)
 
 
