@@ -217,6 +217,7 @@ def start(
     try:
         if new:
             on_new(RunningJob(name=spec.name, namespace=spec.namespace, uid=uid, token="", meshes={}))
+            listener.created(parent)
         objects.create_owned(api, spec, parent, listener)
         meanwhile()
         wait_ready(api, spec, uid, listener, timeout)

@@ -60,7 +60,6 @@ def create_owned(api: Api, spec: JobSpec, parent: Object, listener: ProgressList
 
     Safe to run concurrently; if one program is killed midway, the next completes the work.
     """
-    listener.created(parent)
     objects = [manifests.token_secret(spec, secrets.token_urlsafe(32))]
     if spec.gateway.install_monarch:
         objects.append(manifests.wheel_secret(spec, packed_wheel()))
@@ -68,7 +67,8 @@ def create_owned(api: Api, spec: JobSpec, parent: Object, listener: ProgressList
     objects += [obj for mesh in spec.meshes for obj in manifests.mesh_objects(spec, mesh)]
     for obj in manifests.owned_by(parent, objects):
         try:
-            listener.created(_create_in_served_version(api, spec, obj))
+            if (created := _create_in_served_version(api, spec, obj)) is not None:
+                listener.created(created)
         except (Forbidden, NotFound) as error:
             if obj["kind"] not in manifests.OPTIONAL_KINDS:
                 raise
@@ -79,9 +79,9 @@ def create_owned(api: Api, spec: JobSpec, parent: Object, listener: ProgressList
             )
 
 
-def _create_in_served_version(api: Api, spec: JobSpec, obj: Object) -> Object:
-    """Creates ``obj``, in the version that older clusters serve if they do not have its own; a Role of a user who may
-    not grant the rule that it can do without, without it."""
+def _create_in_served_version(api: Api, spec: JobSpec, obj: Object) -> Object | None:
+    """Creates ``obj`` unless it exists, in the version that older clusters serve if they do not have its own; a Role of
+    a user who may not grant the rule that it can do without, without it."""
     try:
         return _create_or_keep(api, spec, obj)
     except Forbidden:
@@ -96,10 +96,10 @@ def _create_in_served_version(api: Api, spec: JobSpec, obj: Object) -> Object:
         older = {**obj, "apiVersion": version}
         with contextlib.suppress(Conflict):  # another program that starts this job has created it
             return api.create(older)
-        return older
+        return None
 
 
-def _create_or_keep(api: Api, spec: JobSpec, obj: Object) -> Object:
+def _create_or_keep(api: Api, spec: JobSpec, obj: Object) -> Object | None:
     try:
         return api.create(obj)
     except Conflict:
@@ -107,7 +107,7 @@ def _create_or_keep(api: Api, spec: JobSpec, obj: Object) -> Object:
         existing = api.get(kind, name, spec.namespace)["metadata"]
         (parent,) = obj["metadata"]["ownerReferences"]
         if parent["uid"] in _owners(existing):
-            return obj
+            return None
         if (existing.get("labels") or {}).get(JOB_LABEL) != spec.name:
             raise Conflict(
                 f"{kind} {name!r} in namespace {spec.namespace!r} exists and does not belong to job {spec.name!r}: "
