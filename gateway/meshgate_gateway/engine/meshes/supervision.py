@@ -195,9 +195,9 @@ class Supervision:
 
     def _report(self, mesh: int, procs: ProcMesh, rank: int) -> None:
         """Reports the death to each actor mesh on the process that Monarch has not reported it to."""
+        self._note_host_reasons(procs, (rank,))
         if procs.stopping:
             return
-        self._note_host_reasons(procs, (rank,))
         reported = False
         for number, actors in self._actors_on(procs):
             if rank in actors.dead:

@@ -311,6 +311,16 @@ def test_a_death_on_a_host_that_is_known_to_be_lost_waits_for_no_other_reason() 
     ]
 
 
+def test_the_reason_of_the_host_is_kept_although_the_program_stops_the_mesh_at_once() -> None:
+    supervised = Supervised()
+    supervised.host_reasons["workers-1"] = "evicted"
+    supervised.supervision.process_ended(PROCS, 2, 12)
+    supervised.procs.stopping = True
+    supervised.timers.fire(REASON_TIMEOUT)
+    assert supervised.procs.dead.host_reasons == {2: "evicted"}
+    assert not supervised.reports
+
+
 # --- hosts that are lost without a word
 
 
