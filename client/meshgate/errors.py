@@ -50,40 +50,13 @@ from meshgate.caller import hide_own_frames, ipython_traceback
 from meshgate.monarch_classes import SeenAsMonarchs
 
 __all__ = [
-    "ActorError",
-    "AuthenticationError",
-    "BootstrapFailed",
-    "CallCancelledError",
-    "ClassNotImportable",
-    "ConnectionFailedError",
-    "EngineDiedError",
-    "ErrorKind",
-    "GatewayError",
-    "GatewayFault",
-    "GatewayLostError",
-    "ImageStepFailed",
-    "InvalidRequestError",
-    "JobCacheWarning",
-    "JobError",
-    "JobFileError",
-    "JobNotRunning",
-    "JobStartFailed",
-    "JobUnsupported",
-    "MeshFailure",
-    "MeshgateError",
-    "PullFailed",
-    "SPMDFailed",
-    "SessionExpiredError",
-    "SessionTakenOverError",
-    "StaleCodeError",
-    "StaleCodeWarning",
-    "StepFailedError",
-    "SupervisionError",
-    "UnpicklableArgument",
-    "UnreadableResult",
-    "ValueLostError",
-    "VersionMismatchError",
-]
+    "ActorError", "AuthenticationError", "BootstrapFailed", "CallCancelledError", "ClassNotImportable",
+    "ConnectionFailedError", "EngineDiedError", "ErrorKind", "GatewayError", "GatewayFault", "GatewayLostError",
+    "ImageStepFailed", "InvalidRequestError", "JobCacheWarning", "JobError", "JobFileError", "JobNotRunning",
+    "JobStartFailed", "JobUnsupported", "MeshFailure", "MeshgateError", "PullFailed", "SPMDFailed",
+    "SessionExpiredError", "SessionTakenOverError", "StaleCodeError", "StaleCodeWarning", "StepFailedError",
+    "SupervisionError", "UnpicklableArgument", "UnreadableResult", "ValueLostError", "VersionMismatchError",
+]  # fmt: skip
 
 
 class MeshgateError(Exception):

@@ -24,22 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "BaseUnknown",
-    "CannotReload",
-    "DeltaMismatch",
-    "HostsBehind",
-    "LinkLeavesTree",
-    "MalformedMessage",
-    "ObjectsDamaged",
-    "PeerRefused",
-    "StoreError",
-    "StoreFull",
-    "SyncError",
-    "TreeError",
-    "TreeTooLarge",
-    "UnstableFile",
-    "VersionUnavailable",
-]
+    "BaseUnknown", "CannotReload", "DeltaMismatch", "HostsBehind", "LinkLeavesTree", "MalformedMessage",
+    "ObjectsDamaged", "PeerRefused", "StoreError", "StoreFull", "SyncError", "TreeError", "TreeTooLarge",
+    "UnstableFile", "VersionUnavailable",
+]  # fmt: skip
 
 
 def readable(path: bytes) -> str:

@@ -29,34 +29,11 @@ if TYPE_CHECKING:
     from .websocket import Pump, Timer, Transport
 
 __all__ = [
-    "Buffer",
-    "Established",
-    "Event",
-    "Fragments",
-    "FragmentsFile",
-    "Header",
-    "Hello",
-    "LimitExceeded",
-    "Limits",
-    "MessageReceived",
-    "MessageTooLarge",
-    "PeerLimits",
-    "ProtocolError",
-    "PROTOCOL_VERSION",
-    "Pump",
-    "Role",
-    "Sendable",
-    "Session",
-    "SessionEnded",
-    "SessionLost",
-    "SOFTWARE_VERSION",
-    "State",
-    "Statistics",
-    "Timer",
-    "Transport",
-    "VersionMismatch",
-    "WireError",
-]
+    "Buffer", "Established", "Event", "Fragments", "FragmentsFile", "Header", "Hello", "LimitExceeded", "Limits",
+    "MessageReceived", "MessageTooLarge", "PeerLimits", "ProtocolError", "PROTOCOL_VERSION", "Pump", "Role", "Sendable",
+    "Session", "SessionEnded", "SessionLost", "SOFTWARE_VERSION", "State", "Statistics", "Timer", "Transport",
+    "VersionMismatch", "WireError",
+]  # fmt: skip
 
 _HOMES = {
     ".errors": "LimitExceeded MessageTooLarge ProtocolError SessionEnded SessionLost VersionMismatch WireError",

@@ -103,31 +103,11 @@ else:
 
 
 __all__ = [
-    "Actor",
-    "Context",
-    "Endpoint",
-    "EndpointProperty",
-    "MonarchActorError",
-    "MonarchSupervisionError",
-    "acting_as",
-    "as_endpoint",
-    "concurrent_endpoint",
-    "context",
-    "current_actor_name",
-    "current_rank",
-    "current_size",
-    "endpoint",
-    "get_meter",
-    "get_or_spawn_controller",
-    "in_worker_process",
-    "inside_actor",
-    "monarchs",
-    "monarchs_returns_future",
-    "span",
-    "this_host",
-    "this_proc",
-    "traced",
-]
+    "Actor", "Context", "Endpoint", "EndpointProperty", "MonarchActorError", "MonarchSupervisionError", "acting_as",
+    "as_endpoint", "concurrent_endpoint", "context", "current_actor_name", "current_rank", "current_size", "endpoint",
+    "get_meter", "get_or_spawn_controller", "in_worker_process", "inside_actor", "monarchs", "monarchs_returns_future",
+    "span", "this_host", "this_proc", "traced",
+]  # fmt: skip
 
 
 def inside_actor() -> bool:
