@@ -10,10 +10,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
+from async_timeout import timeout
 
 from meshgate_gateway.hosts import slurm
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd
@@ -122,19 +123,18 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "REASON_TIMEOUT", 0.2)
 
 
-def check(test: Callable[[Watched], Awaitable[None]], **spec: Any) -> None:
-    async def run() -> None:
-        watched = Watched(**spec)
-        try:
-            await asyncio.wait_for(test(watched), DEADLINE)
-        finally:
-            await watched.hosts.close()
+@contextlib.asynccontextmanager
+async def watching(**spec: Any) -> AsyncIterator[Watched]:
+    watched = Watched(**spec)
+    try:
+        async with timeout(DEADLINE):
+            yield watched
+    finally:
+        await watched.hosts.close()
 
-    asyncio.run(run())
 
-
-def test_each_mesh_waits_for_its_own_workers() -> None:
-    async def test(watched: Watched) -> None:
+async def test_each_mesh_waits_for_its_own_workers() -> None:
+    async with watching() as watched:
         second = asyncio.create_task(watched.hosts.hosts("b"))
         ready = asyncio.create_task(watched.hosts.wait_ready())
         watched.connect(1)
@@ -146,20 +146,16 @@ def test_each_mesh_waits_for_its_own_workers() -> None:
         assert [host.name for host in watched.hosts.present("a").values()] == ["n1"]
         assert watched.hosts.meshes() == {"a": 1, "b": 1}
 
-    check(test)
 
-
-def test_the_report_says_why_the_job_waits() -> None:
-    async def test(watched: Watched) -> None:
+async def test_the_report_says_why_the_job_waits() -> None:
+    async with watching() as watched:
         await watched.until(lambda: watched.hosts.report().why.startswith("Resources"))
         report = watched.hosts.report()
         assert (report.pending, report.registered, report.nodes) == (True, 0, 2)
 
-    check(test)
 
-
-def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_log() -> None:
-    async def test(watched: Watched) -> None:
+async def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_log() -> None:
+    async with watching() as watched:
         watched.run()
         watched.cluster.logs["n1"] = "one\ntwo\n"
         await watched.hosts.wait_ready()
@@ -176,11 +172,9 @@ def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_lo
         assert [watched.hosts.present(mesh) for mesh in "ab"] == [{}, {}]  # although the workers end a moment later
         assert watched.hosts.all_lost()
 
-    check(test)
 
-
-def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         watched.cluster.set("RUNNING", nodes=("n1",))
@@ -193,11 +187,9 @@ def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
         await watched.lost.get()
         assert watched.hosts.all_lost()
 
-    check(test)
 
-
-def test_hosts_are_not_all_lost_while_one_is_still_starting() -> None:
-    async def test(watched: Watched) -> None:
+async def test_hosts_are_not_all_lost_while_one_is_still_starting() -> None:
+    async with watching() as watched:
         watched.connect(1)
         watched.cluster.set("RUNNING", nodes=("n1",))
         assert (await watched.lost.get())[:2] == ("b", "n2")
@@ -206,24 +198,19 @@ def test_hosts_are_not_all_lost_while_one_is_still_starting() -> None:
         watched.hosts._failed = "it did not start"
         assert watched.hosts.all_lost()
 
-    check(test)
 
-
-def test_a_worker_that_ends_by_itself_is_lost_after_slurm_had_its_time() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_worker_that_ends_by_itself_is_lost_after_slurm_had_its_time() -> None:
+    async with watching() as watched:
         watched.run()
         worker = watched.hosts.workers.by_rank[0]
         worker.connected = False
         watched.hosts._worker_gone(worker)
         assert await watched.lost.get() == ("a", "n1", "the worker on this node ended, while Slurm job 7 runs")
 
-    check(test)
 
-
-def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "ANSWER_TIMEOUT", DEADLINE)
-
-    async def test(watched: Watched) -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         asked, answered = watched.hold_answers()
@@ -238,13 +225,10 @@ def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow(monkeypat
         answered.release()
         assert (await watched.lost.get())[2].startswith("Slurm ended job 7: TIMEOUT")
 
-    check(test)
 
-
-def test_a_slurm_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slurm_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "ANSWER_TIMEOUT", 0.3)
-
-    async def test(watched: Watched) -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         asked, answered = threading.Event(), threading.Event()
@@ -261,13 +245,10 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: py
         assert (await watched.lost.get())[2] == "the worker on this node ended, while Slurm job 7 runs"
         answered.set()
 
-    check(test)
 
-
-def test_a_slurm_that_fails_is_asked_at_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slurm_that_fails_is_asked_at_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "POLL_INTERVAL", 600.0)
-
-    async def test(watched: Watched) -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         await watched.until(lambda: watched.hosts._answered == 1)
@@ -276,11 +257,9 @@ def test_a_slurm_that_fails_is_asked_at_its_interval(monkeypatch: pytest.MonkeyP
         await watched.lost.get()
         assert watched.hosts._asked == 2
 
-    check(test)
 
-
-def test_a_worker_that_ends_while_the_logs_of_a_cancelled_job_are_read_was_cancelled() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_worker_that_ends_while_the_logs_of_a_cancelled_job_are_read_was_cancelled() -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         reading, first = threading.Event(), itertools.count()
@@ -300,11 +279,9 @@ def test_a_worker_that_ends_while_the_logs_of_a_cancelled_job_are_read_was_cance
         reading.set()
         assert reason.startswith("Slurm ended job 7: CANCELLED")
 
-    check(test)
 
-
-def test_a_worker_that_cannot_start_is_named_at_once() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_worker_that_cannot_start_is_named_at_once() -> None:
+    async with watching() as watched:
         watched.cluster.logs[None] = "srun: error: n2: task 1: Exited with exit code 127\n"
         watched.cluster.logs["n2"] = "python: not found"
         watched.cluster.set("RUNNING", nodes=("n1", "n2"))
@@ -314,11 +291,9 @@ def test_a_worker_that_cannot_start_is_named_at_once() -> None:
             await watched.hosts.hosts("a")
         await watched.hosts.wait_ready()
 
-    check(test)
 
-
-def test_a_job_that_failed_with_its_log_elsewhere_names_the_log() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_job_that_failed_with_its_log_elsewhere_names_the_log() -> None:
+    async with watching() as watched:
         watched.cluster.batch_log = "/nonexistent/batch.log"
         watched.cluster.set("FAILED")
         with pytest.raises(
@@ -326,23 +301,18 @@ def test_a_job_that_failed_with_its_log_elsewhere_names_the_log() -> None:
         ):
             await watched.hosts.hosts("a")
 
-    check(test)
 
-
-def test_workers_that_do_not_connect_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_do_not_connect_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "WORKERS_TIMEOUT", 0.05)
-
-    async def test(watched: Watched) -> None:
+    async with watching() as watched:
         watched.connect(0)
         watched.cluster.set("RUNNING", nodes=("n1", "n2"))
         with pytest.raises(HostsUnavailable, match=r"the workers on n2 did not connect within 0.05 s"):
             await watched.hosts.hosts("b")
 
-    check(test)
 
-
-def test_a_job_that_slurm_has_forgotten_has_ended_and_one_that_it_cannot_tell_about_has_not() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_job_that_slurm_has_forgotten_has_ended_and_one_that_it_cannot_tell_about_has_not() -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         for problem in (Unreachable("slurmctld does not answer"), RuntimeError("can't start new thread")):
@@ -353,11 +323,9 @@ def test_a_job_that_slurm_has_forgotten_has_ended_and_one_that_it_cannot_tell_ab
         watched.cluster.job = None
         assert (await watched.lost.get())[2] == "Slurm job 7 has ended, and Slurm no longer knows why"
 
-    check(test)
 
-
-def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> None:
-    async def test(watched: Watched) -> None:
+async def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> None:
+    async with watching(warn_before=100) as watched:
         end = time.time() + 60
         watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end)
         found = await watched.ends.get()
@@ -377,22 +345,19 @@ def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> 
         await watched.until(lambda: watched.hosts._answered > answered)
         assert watched.ends.empty()
 
-    check(test, warn_before=100)
 
-
-def test_a_notice_of_the_server_before_this_one_is_taken_back_once() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_notice_of_the_server_before_this_one_is_taken_back_once() -> None:
+    async with watching(warn_before=100) as watched:
         watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + 3600)
         assert await watched.ends.get() is None
         answered = watched.hosts._answered + 2
         await watched.until(lambda: watched.hosts._answered > answered)
         assert watched.ends.empty()
 
-    check(test, warn_before=100)
 
+async def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
+    async with watching() as watched:
 
-def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
-    async def test(watched: Watched) -> None:
         async def poll(left: float) -> None:
             watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + left, time_limit=10)
             answered = watched.hosts._answered + 1  # perhaps of a poll that began before
@@ -403,19 +368,15 @@ def test_a_short_job_has_notice_in_its_second_half_by_default() -> None:
         await poll(290)
         assert await watched.ends.get() is not None
 
-    check(test)
 
-
-def test_the_default_in_seconds_holds_for_a_short_job_that_asks_for_it() -> None:
-    async def test(watched: Watched) -> None:
+async def test_the_default_in_seconds_holds_for_a_short_job_that_asks_for_it() -> None:
+    async with watching(warn_before=DEFAULT_WARN_BEFORE) as watched:
         watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=time.time() + 590, time_limit=10)
         assert await watched.ends.get() is not None
 
-    check(test, warn_before=DEFAULT_WARN_BEFORE)
 
-
-def test_the_workers_of_a_preempted_job_go_on_for_its_grace_time() -> None:
-    async def test(watched: Watched) -> None:
+async def test_the_workers_of_a_preempted_job_go_on_for_its_grace_time() -> None:
+    async with watching(warn_before=0) as watched:
         watched.run()
         await watched.hosts.wait_ready()
         end = time.time() + 60
@@ -435,11 +396,9 @@ def test_the_workers_of_a_preempted_job_go_on_for_its_grace_time() -> None:
         await watched.ended(0).wait()
         await watched.ended(1).wait()  # whose SIGTERM may be on its way
 
-    check(test, warn_before=0)
 
-
-def test_a_job_that_slurm_suspends_has_notice_until_it_is_resumed() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_job_that_slurm_suspends_has_notice_until_it_is_resumed() -> None:
+    async with watching(warn_before=0) as watched:
         watched.run()
         watched.cluster.set("SUSPENDED", nodes=("n1", "n2"))
         before = time.time()
@@ -459,11 +418,9 @@ def test_a_job_that_slurm_suspends_has_notice_until_it_is_resumed() -> None:
         await watched.lost.get()
         assert watched.ends.empty()
 
-    check(test, warn_before=0)
 
-
-def test_a_job_that_is_resumed_near_its_time_limit_has_that_notice_again() -> None:
-    async def test(watched: Watched) -> None:
+async def test_a_job_that_is_resumed_near_its_time_limit_has_that_notice_again() -> None:
+    async with watching(warn_before=100) as watched:
         facts = {"nodes": ("n1", "n2"), "end_time": time.time() + 50}
         for state, reason in (
             ("RUNNING", "Slurm ends job 7 at its time limit"),
@@ -477,24 +434,19 @@ def test_a_job_that_is_resumed_near_its_time_limit_has_that_notice_again() -> No
         assert found is not None
         assert found.reason == "Slurm ends job 7 at its time limit"
 
-    check(test, warn_before=100)
 
-
-def test_a_worker_that_gets_sigterm_from_another_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_gets_sigterm_from_another_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "POLL_INTERVAL", 600.0)  # so Slurm is asked because of the signal
-
-    async def test(watched: Watched) -> None:
+    async with watching() as watched:
         watched.run()
         await watched.until(lambda: watched.hosts._answered == 1)
         watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
         await watched.ended(0).wait()
         assert not watched.ended(1).is_set()
 
-    check(test)
 
-
-def test_what_slurm_said_before_a_signal_does_not_end_the_worker() -> None:
-    async def test(watched: Watched) -> None:
+async def test_what_slurm_said_before_a_signal_does_not_end_the_worker() -> None:
+    async with watching() as watched:
         watched.run()
         await watched.hosts.wait_ready()
         asked, answered = watched.hold_answers()
@@ -511,12 +463,10 @@ def test_what_slurm_said_before_a_signal_does_not_end_the_worker() -> None:
         answered.release()
         await watched.ended(0).wait()
 
-    check(test)
 
-
-def test_a_worker_that_gets_sigterm_when_slurm_is_no_longer_asked_ends_at_once() -> None:
-    async def run(state: str) -> None:
-        watched = Watched()
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETED"])
+async def test_a_worker_that_gets_sigterm_when_slurm_is_no_longer_asked_ends_at_once(state: str) -> None:
+    async with watching() as watched:
         watched.connect(0)
         watched.cluster.set(state)
         await watched.until(lambda: watched.hosts.report().state == state)
@@ -527,24 +477,19 @@ def test_a_worker_that_gets_sigterm_when_slurm_is_no_longer_asked_ends_at_once()
             watched.ended(0).clear()
         watched.hosts._worker_signalled(watched.hosts.workers.by_rank[0])
         assert watched.ended(0).is_set()
-        await watched.hosts.close()
-
-    asyncio.run(run("RUNNING"))
-    asyncio.run(run("COMPLETED"))
 
 
-def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended() -> None:
-    async def run(state: str, problem: Exception | None = None) -> bool:
-        watched = Watched()
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [("RUNNING", None), ("RUNNING", RuntimeError("can't start new thread")), ("COMPLETED", None)],
+)
+async def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended(state: str, problem: Exception | None) -> None:
+    async with watching() as watched:
         watched.cluster.set(state)
         await watched.until(lambda: watched.hosts.report().state == state)
         watched.cluster.job = problem or watched.cluster.job
         await watched.hosts.close()
-        return watched.cluster.cancelled
-
-    assert asyncio.run(run("RUNNING"))
-    assert asyncio.run(run("RUNNING", RuntimeError("can't start new thread")))
-    assert not asyncio.run(run("COMPLETED"))
+        assert watched.cluster.cancelled == (state == "RUNNING")
 
 
 class Supervisor:
@@ -588,21 +533,20 @@ class Gateway:
         return json.loads(await self.reader.readline()), writer
 
 
-def with_gateway(test: Callable[[Gateway], Awaitable[None]]) -> None:
-    async def run() -> None:
-        gateway = Gateway()
-        await gateway.workers.listen(gateway.listener)
-        try:
-            await asyncio.wait_for(test(gateway), DEADLINE)
-        finally:
-            await gateway.workers.close()
-            gateway.supervisor.close(*gateway.supervisor.kept)
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[Gateway]:
+    gateway = Gateway()
+    await gateway.workers.listen(gateway.listener)
+    try:
+        async with timeout(DEADLINE):
+            yield gateway
+    finally:
+        await gateway.workers.close()
+        gateway.supervisor.close(*gateway.supervisor.kept)
 
-    asyncio.run(run())
 
-
-def test_a_worker_is_known_while_it_is_connected() -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_a_worker_is_known_while_it_is_connected() -> None:
+    async with listening() as gateway:
         reply, writer = await gateway.register(rank=1, node="n2")
         assert reply == {"ok": True}
         worker = gateway.workers.by_rank[1]
@@ -613,11 +557,9 @@ def test_a_worker_is_known_while_it_is_connected() -> None:
         assert await gateway.gone.get() is worker
         assert not worker.connected
 
-    with_gateway(test)
 
-
-def test_a_worker_that_got_sigterm_goes_on_until_it_is_ended() -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_a_worker_that_got_sigterm_goes_on_until_it_is_ended() -> None:
+    async with listening() as gateway:
         _, writer = await gateway.register()
         writer.write(b'{"signal": "SIGTERM"}\n')
         worker = await gateway.signalled.get()
@@ -629,17 +571,13 @@ def test_a_worker_that_got_sigterm_goes_on_until_it_is_ended() -> None:
         assert await gateway.gone.get() is worker
         worker.end()  # has no effect
 
-    with_gateway(test)
 
-
-def test_a_gateway_that_ends_also_ends_workers_whose_connections_the_supervisor_keeps() -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_a_gateway_that_ends_also_ends_workers_whose_connections_the_supervisor_keeps() -> None:
+    async with listening() as gateway:
         _, writer = await gateway.register()
         await gateway.workers.close()
         assert await gateway.reader.read() == b""
         writer.close()
-
-    with_gateway(test)
 
 
 @pytest.mark.parametrize(
@@ -651,18 +589,16 @@ def test_a_gateway_that_ends_also_ends_workers_whose_connections_the_supervisor_
         ({"node": ""}, "invalid registration"),
     ],
 )
-def test_others_get_the_reason_why_they_cannot_join(facts: dict[str, Any], problem: str) -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_others_get_the_reason_why_they_cannot_join(facts: dict[str, Any], problem: str) -> None:
+    async with listening() as gateway:
         reply, writer = await gateway.register(**facts)
         assert problem in reply["error"]
         assert not gateway.workers.by_rank
         writer.close()
 
-    with_gateway(test)
 
-
-def test_a_rank_is_given_once() -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_a_rank_is_given_once() -> None:
+    async with listening() as gateway:
         _, first = await gateway.register()
         reply, second = await gateway.register(node="n9")
         assert reply["error"] == "rank 0 is already taken, by the worker on n1"
@@ -670,22 +606,18 @@ def test_a_rank_is_given_once() -> None:
         first.close()
         second.close()
 
-    with_gateway(test)
 
-
-def test_a_line_without_end_takes_no_memory() -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_a_line_without_end_takes_no_memory() -> None:
+    async with listening() as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"x" * 100_000)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
 
-    with_gateway(test)
 
-
-def test_a_further_server_takes_the_workers_over() -> None:
-    async def test(gateway: Gateway) -> None:
+async def test_a_further_server_takes_the_workers_over() -> None:
+    async with listening() as gateway:
         _, first = await gateway.register(rank=0)
         _, second = await gateway.register(rank=1, node="n2")
         gateway.workers.record_loss(gateway.workers.by_rank[1], "it broke")
@@ -705,5 +637,3 @@ def test_a_further_server_takes_the_workers_over() -> None:
         gone = [await gateway.gone.get() for _ in range(3)]
         assert successor.by_rank[0] in gone
         await successor.close()
-
-    with_gateway(test)

@@ -170,21 +170,20 @@ class Ports:
         self.sent.append(message)
 
 
-def test_only_a_port_for_one_reply_of_one_rank_is_for_one_message_and_a_receive_that_nothing_ends_gets_one() -> None:
-    async def test() -> None:
-        client: Any = object.__new__(release_0_7.Client)
-        client._ports, client._native, client._no_state = Ports(), None, "nothing"
-        for several, explicit_port, kind, ends in (
-            (False, False, "port for one message", ["nothing"]),
-            (False, True, "port", ["nothing"]),
-            (True, False, "port with an accumulator", []),
-        ):
-            _, receiver = client._reply_port(several, explicit_port)
-            client.close(receiver)
-            assert (client._ports.opened.pop(), client._ports.sent) == (kind, ends)
-            client._ports.sent = []
-
-    asyncio.run(test())
+async def test_only_a_port_for_one_reply_of_one_rank_is_for_one_message_and_a_receive_that_nothing_ends_gets_one() -> (
+    None
+):
+    client: Any = object.__new__(release_0_7.Client)
+    client._ports, client._native, client._no_state = Ports(), None, "nothing"
+    for several, explicit_port, kind, ends in (
+        (False, False, "port for one message", ["nothing"]),
+        (False, True, "port", ["nothing"]),
+        (True, False, "port with an accumulator", []),
+    ):
+        _, receiver = client._reply_port(several, explicit_port)
+        client.close(receiver)
+        assert (client._ports.opened.pop(), client._ports.sent) == (kind, ends)
+        client._ports.sent = []
 
 
 def test_what_is_more_than_one_pickle_cannot_be_in_a_batch() -> None:
