@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 import meshgate
@@ -70,16 +69,18 @@ collect_ignore = ["conformance/upstream/driver"]  # its conftest.py is for copie
 _run = uuid.uuid4().hex
 
 # Containers often set PYTHONDONTWRITEBYTECODE. Each run would then compile the tests again (16 s of processor time for
-# each worker), and each engine of a test the product. Tests that edit modules run as the environment says.
+# each worker) and hypothesis (1 s), whose assertions pytest rewrites too, and each engine of a test the product. Tests
+# that edit modules run as the environment says.
 _dont_write_bytecode = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 
-# Deadlines fail at random on a machine that runs other things.
-hypothesis.settings.register_profile("meshgate", deadline=None)
-hypothesis.settings.load_profile("meshgate")
-
 
 def pytest_configure(config: pytest.Config) -> None:
+    import hypothesis  # not above, where Python may still not write what it compiles
+
+    # Deadlines fail at random on a machine that runs other things.
+    hypothesis.settings.register_profile("meshgate", deadline=None)
+    hypothesis.settings.load_profile("meshgate")
     meshgate.unhandled_fault_hook = write_fault  # the default one would end this run
     # A shell runs commands in the background with SIGINT ignored, and nohup runs them with SIGHUP ignored, which
     # programs that tests interrupt would inherit.

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.programs import ROOT
 from tests.test_structure import PACKAGES, name_of
 
 OURS = {package.rpartition("/")[2] for package in PACKAGES}
-DISTRIBUTIONS = packages_distributions()
+installed = cache(packages_distributions)  # it reads files of every package, which other tests need not wait for
 
 
 def normalized(distribution: str) -> str:
@@ -56,7 +57,7 @@ def importers() -> dict[str, Path]:
 def test_every_import_of_another_distribution_is_declared_with_its_reason() -> None:
     reasons = declared((ROOT / "pyproject.toml").read_text())
     for name, module in importers().items():
-        distributions = [normalized(each) for each in DISTRIBUTIONS.get(name, [name])]
+        distributions = [normalized(each) for each in installed().get(name, [name])]
         known = [each for each in distributions if each in reasons]
         where = f"{name_of(module)} imports {name}, of {' or '.join(distributions)}"
         assert known, f"{where}, which pyproject.toml does not declare: add it there with a comment that says why"
