@@ -63,7 +63,7 @@ def requested_job(*, replicas: int = 2, idle_timeout: int = 60, **worker: Any) -
     return job(mesh(replicas=replicas, **{"memory": "4Gi", **worker}), idle_timeout=idle_timeout)
 
 
-def gateway(api: FakeApi, policy: Policy = POLICY) -> AbstractAsyncContextManager[str]:
+def provisioning_gateway(api: FakeApi, policy: Policy = POLICY) -> AbstractAsyncContextManager[str]:
     """The URL of a provisioning gateway whose cluster is ``api``."""
     seen = cast("Api", api)
     return served(Provisioner(seen, policy, TokenAuthenticator(SecretStr(TOKEN)), KubernetesUsers(seen)))
@@ -85,7 +85,7 @@ async def served(provisioner: Provisioner | SlurmProvisioner) -> AsyncIterator[s
 
 
 def with_gateway(api: FakeApi, test: Callable[[str], Awaitable[T]], policy: Policy = POLICY) -> T:
-    return run_at(gateway(api, policy), test)
+    return run_at(provisioning_gateway(api, policy), test)
 
 
 def run_at(gateway: AbstractAsyncContextManager[str], test: Callable[[str], Awaitable[T]]) -> T:

@@ -37,10 +37,10 @@ from tests.gateway.provisioning.provisioning_gateway import (
     TOKEN,
     dial,
     fake_api,
+    provisioning_gateway,
     replies,
     request,
     requested_job,
-    with_gateway,
 )
 from tests.ports import closed_port
 from tests.waiting import wait_for
@@ -253,24 +253,25 @@ async def last_reply(connection: ClientConnection, message: ScaleJob | StartJob)
     return (await replies(connection))[-1]
 
 
-def test_a_job_that_is_growing_counts_with_the_gpus_that_it_will_have(api: FakeApi) -> None:
+async def test_a_job_that_is_growing_counts_with_the_gpus_that_it_will_have(api: FakeApi) -> None:
     second = StartJob(job=requested_job(replicas=1, gpus=1).model_copy(update={"name": "second"}))
-
-    async def test(url: str) -> None:
-        async with dial(url, "alices") as growing, dial(url, "alices") as starting:
-            await ask(growing, to(4))
-            refused = await last_reply(starting, second)
-            assert isinstance(refused, RequestRejected)
-            assert "kubernetes:alice asks for 1 GPUs and has 4 in team/trainer" in refused.reason
-            api.bring_up()
-            assert isinstance((await replies(growing))[-1], JobUp)
-
     api.pods_come_up = False
-    with_gateway(api, test, limited(max_gpus_per_caller=4))
+    async with (
+        provisioning_gateway(api, limited(max_gpus_per_caller=4)) as url,
+        dial(url, "alices") as growing,
+        dial(url, "alices") as starting,
+    ):
+        await ask(growing, to(4))
+        refused = await last_reply(starting, second)
+        assert isinstance(refused, RequestRejected)
+        assert "kubernetes:alice asks for 1 GPUs and has 4 in team/trainer" in refused.reason
+        api.bring_up()
+        assert isinstance((await replies(growing))[-1], JobUp)
 
 
-def test_a_job_is_changed_by_one_request_at_a_time_and_a_repeated_one_follows_the_change(api: FakeApi) -> None:
-    async def test(url: str) -> None:
+async def test_a_job_is_changed_by_one_request_at_a_time_and_a_repeated_one_follows_the_change(api: FakeApi) -> None:
+    api.pods_come_up = False
+    async with provisioning_gateway(api) as url:
         async with dial(url, "alices") as first, dial(url, "alices") as other, dial(url, "alices") as again:
             await ask(first, to(3))
             refused = await last_reply(other, to(4))
@@ -285,18 +286,13 @@ def test_a_job_is_changed_by_one_request_at_a_time_and_a_repeated_one_follows_th
         async with dial(url, "alices") as later:
             assert isinstance(await last_reply(later, to(4)), JobUp)
 
+
+async def test_a_growth_whose_caller_leaves_is_taken_back(api: FakeApi) -> None:
     api.pods_come_up = False
-    with_gateway(api, test)
-
-
-def test_a_growth_whose_caller_leaves_is_taken_back(api: FakeApi) -> None:
-    async def test(url: str) -> None:
+    async with provisioning_gateway(api) as url:
         async with dial(url, "alices") as leaving:
             await ask(leaving, to(3))
         await asyncio.to_thread(wait_for, lambda: replicas(api) == 2, "the end of the growth")
-
-    api.pods_come_up = False
-    with_gateway(api, test)
     assert lifecycle.find(cast("Api", api), "trainer", "team").meshes == {"workers": 2}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 from pydantic import SecretStr
@@ -29,7 +30,6 @@ from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import job
 from tests.gateway.captured_logs import capture_logs
 
-T = TypeVar("T")
 JOB_TOKEN = "the-token-of-this-job"
 OPERATORS_TOKEN = "the-token-of-the-provisioning-gateway"
 POLICY = Policy(callers=("carol", "dave"), namespaces=("team",), gateway_image="gateway:1")
@@ -55,19 +55,18 @@ def request(token: str | None, method: str = "GET") -> Request:
     return parsed
 
 
-def with_proxy(api: FakeApi, test: Callable[[JobProxy, socket.socket], Awaitable[T]]) -> T:
-    async def run() -> T:
-        seen = cast("Api", api)
-        access = Access(seen, POLICY, TokenAuthenticator(SecretStr(OPERATORS_TOKEN)), KubernetesUsers(seen))
-        proxy = JobProxy(seen, access)
-        near, far = socket.socketpair()
-        with near, far:
-            try:
-                return await asyncio.wait_for(test(proxy, near), 10)
-            finally:
-                await proxy.close()
-
-    return asyncio.run(run())
+@contextlib.asynccontextmanager
+async def proxying(api: FakeApi, policy: Policy = POLICY) -> AsyncIterator[tuple[JobProxy, socket.socket]]:
+    """A proxy, and a connection that it may forward."""
+    seen = cast("Api", api)
+    access = Access(seen, policy, TokenAuthenticator(SecretStr(OPERATORS_TOKEN)), KubernetesUsers(seen))
+    proxy = JobProxy(seen, access)
+    near, far = socket.socketpair()
+    with near, far:
+        try:
+            yield proxy, near
+        finally:
+            await proxy.close()
 
 
 def status_and_body(response: Response | None) -> tuple[HTTPStatus, str]:
@@ -75,71 +74,65 @@ def status_and_body(response: Response | None) -> tuple[HTTPStatus, str]:
     return response.status, json.dumps(response.body)
 
 
-def responses(api: FakeApi, *tokens: str | None, name: str = "trainer") -> list[tuple[HTTPStatus, str]]:
+async def responses(api: FakeApi, *tokens: str | None, name: str = "trainer") -> list[tuple[HTTPStatus, str]]:
     """The responses to the tokens, in order."""
-
-    async def test(proxy: JobProxy, connection: socket.socket) -> list[tuple[HTTPStatus, str]]:
+    async with proxying(api) as (proxy, connection):
         return [
             status_and_body(await proxy.respond("team", name, "/v1/job", request(token), connection))
             for token in tokens
         ]
 
-    return with_proxy(api, test)
-
 
 @pytest.mark.parametrize("token", [OPERATORS_TOKEN, "alices", "carols"])
-def test_a_caller_with_access_gets_the_state_of_the_gateway(api: FakeApi, token: str) -> None:
-    ((status, reason),) = responses(api, token)
+async def test_a_caller_with_access_gets_the_state_of_the_gateway(api: FakeApi, token: str) -> None:
+    ((status, reason),) = await responses(api, token)
     assert status is HTTPStatus.BAD_GATEWAY
     assert "the gateway of job 'trainer' in namespace 'team' is not ready" in reason
 
 
 @pytest.mark.parametrize("token", [None, "guessed", "bobs", JOB_TOKEN])
-def test_a_caller_without_access_cannot_find_out_whether_a_job_exists(api: FakeApi, token: str | None) -> None:
-    existing, missing = responses(api, token), responses(api, token, name="missing")
+async def test_a_caller_without_access_cannot_find_out_whether_a_job_exists(api: FakeApi, token: str | None) -> None:
+    existing, missing = await responses(api, token), await responses(api, token, name="missing")
     assert existing[0][0] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
     assert existing == [(status, reason.replace("missing", "trainer")) for status, reason in missing]
 
 
-def test_a_caller_that_may_create_jobs_learns_whose_a_job_is_or_that_there_is_none(api: FakeApi) -> None:
-    ((status, reason),) = responses(api, "daves")
+async def test_a_caller_that_may_create_jobs_learns_whose_a_job_is_or_that_there_is_none(api: FakeApi) -> None:
+    ((status, reason),) = await responses(api, "daves")
     assert status is HTTPStatus.FORBIDDEN
     assert "job 'trainer' in namespace 'team' belongs to kubernetes:carol" in reason
-    ((status, reason),) = responses(api, "daves", name="missing")
+    ((status, reason),) = await responses(api, "daves", name="missing")
     assert status is HTTPStatus.NOT_FOUND
     assert "there is no job 'missing' in namespace 'team' (it may have ended)" in reason
 
 
-def test_the_session_of_a_job_that_is_gone_is_over(api: FakeApi) -> None:
-    async def test(proxy: JobProxy, connection: socket.socket) -> tuple[HTTPStatus, str]:
+async def test_the_session_of_a_job_that_is_gone_is_over(api: FakeApi) -> None:
+    async with proxying(api) as (proxy, connection):
         path = f"/v1/sessions/{'0' * 32}"
-        return status_and_body(await proxy.respond("team", "missing", path, request("carols"), connection))
-
-    status, body = with_proxy(api, test)
+        status, body = status_and_body(await proxy.respond("team", "missing", path, request("carols"), connection))
     assert status is HTTPStatus.GONE
     assert json.loads(body)["kind"] == "unknown"
 
 
-def test_a_request_without_a_token_causes_no_api_call(api: FakeApi) -> None:
-    ((status, _),) = responses(api, None)
+async def test_a_request_without_a_token_causes_no_api_call(api: FakeApi) -> None:
+    ((status, _),) = await responses(api, None)
     assert status is HTTPStatus.UNAUTHORIZED
     assert (api.reads, api.reviews) == (0, 0)
 
 
-def test_a_successful_check_is_cached(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_successful_check_is_cached(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_auth, "CACHE_TTL", 0.0)
-    responses(api, "alices")
+    await responses(api, "alices")
     reviews = api.reviews
-    responses(api, "alices", "alices")
+    await responses(api, "alices", "alices")
     assert api.reviews == 2 * reviews
 
 
-def test_a_check_of_a_job_does_not_hold_for_another_one_of_its_name(
+async def test_a_check_of_a_job_does_not_hold_for_another_one_of_its_name(
     api: FakeApi, ready: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_proxy, "CACHE_TTL", 1000.0)
-
-    async def test(proxy: JobProxy, connection: socket.socket) -> tuple[str, HTTPStatus]:
+    async with proxying(api) as (proxy, connection):
         _, client, upstream = await forwarded(proxy, ready)
         client.close(), upstream.close()
         recreate(api, "kubernetes:carol")
@@ -147,21 +140,16 @@ def test_a_check_of_a_job_does_not_hold_for_another_one_of_its_name(
         client.close(), upstream.close()
         recreate(api, "kubernetes:dave")
         refused = await proxy.respond("team", "trainer", "/v1/job", request("carols"), connection)
-        return str(head), status_and_body(refused)[0]
-
-    head, status = with_proxy(api, test)
     assert "Authorization: Bearer the-token-of-dave-or-carol" in head.split("\r\n")
-    assert status is HTTPStatus.FORBIDDEN
+    assert status_and_body(refused)[0] is HTTPStatus.FORBIDDEN
 
 
-def test_a_check_of_a_job_that_is_not_there_is_not_cached(api: FakeApi) -> None:
-    async def test(proxy: JobProxy, connection: socket.socket) -> list[HTTPStatus]:
-        found = []
-        for name in ("missing", "trainer"):
-            found.append(await proxy.respond("team", name, "/v1/job", request(OPERATORS_TOKEN), connection))
-        return [status_and_body(each)[0] for each in found] + [HTTPStatus(200)] * len(proxy._authenticated)
-
-    assert with_proxy(api, test) == [HTTPStatus.NOT_FOUND, HTTPStatus.BAD_GATEWAY, HTTPStatus.OK]
+async def test_a_check_of_a_job_that_is_not_there_is_not_cached(api: FakeApi) -> None:
+    async with proxying(api) as (proxy, connection):
+        for name, status in (("missing", HTTPStatus.NOT_FOUND), ("trainer", HTTPStatus.BAD_GATEWAY)):
+            found = await proxy.respond("team", name, "/v1/job", request(OPERATORS_TOKEN), connection)
+            assert status_and_body(found)[0] is status
+        assert len(proxy._authenticated) == 1
 
 
 def recreate(api: FakeApi, owner: str) -> None:
@@ -181,18 +169,13 @@ def recreate(api: FakeApi, owner: str) -> None:
         ("carols", "/v1/job", False),
     ],
 )
-def test_the_policy_says_who_may_submit_programs(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch, token: str, path: str, refused: bool
-) -> None:
-    monkeypatch.setitem(globals(), "POLICY", POLICY.model_copy(update={"submitters": ("dav*",)}))
+async def test_the_policy_says_who_may_submit_programs(api: FakeApi, token: str, path: str, refused: bool) -> None:
+    policy = POLICY.model_copy(update={"submitters": ("dav*",)})
     api.permissions.add(("dave", "create", "pods/exec"))
-
-    async def test(proxy: JobProxy, connection: socket.socket) -> tuple[HTTPStatus, str]:
-        asked = request(token, method="GET" if path == "/v1/job" else "POST")
-        return status_and_body(await proxy.respond("team", "trainer", path, asked, connection))
-
+    asked = request(token, method="GET" if path == "/v1/job" else "POST")
     with capture_logs() as events:
-        status, reason = with_proxy(api, test)
+        async with proxying(api, policy) as (proxy, connection):
+            status, reason = status_and_body(await proxy.respond("team", "trainer", path, asked, connection))
     if not refused:
         assert status is HTTPStatus.BAD_GATEWAY
         return
@@ -202,45 +185,43 @@ def test_the_policy_says_who_may_submit_programs(
     assert (audited["caller"], audited["verb"], audited["outcome"]) == ("kubernetes:carol", "submit run", "refused")
 
 
-def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
         raise Unreachable("the API server is away")
 
     monkeypatch.setattr(api, "get", fail)
-    assert responses(api, "carols")[0][0] is HTTPStatus.SERVICE_UNAVAILABLE
+    assert (await responses(api, "carols"))[0][0] is HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def test_a_gateway_that_cannot_verify_tokens_says_which_role_to_bind(api: FakeApi) -> None:
+async def test_a_gateway_that_cannot_verify_tokens_says_which_role_to_bind(api: FakeApi) -> None:
     api.down = Forbidden("create", "tokenreviews", "", user="system:serviceaccount:team:meshgate")
-    ((status, reason),) = responses(api, "alices")
+    ((status, reason),) = await responses(api, "alices")
     assert status is HTTPStatus.UNAUTHORIZED
     assert "--serviceaccount=team:meshgate" in reason
 
 
-def test_the_number_of_concurrent_checks_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_concurrent_checks_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_proxy, "MAX_CHECKS", 2)
-
-    async def test(proxy: JobProxy, connection: socket.socket) -> list[HTTPStatus]:
+    async with proxying(api) as (proxy, connection):
         with api._changed:  # blocks the API until every request has started
             requests = [
                 asyncio.create_task(proxy.respond("team", "trainer", "/v1/job", request(f"guess{n}"), connection))
                 for n in range(5)
             ]
             await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
-        return sorted([status_and_body(await each)[0] for each in requests])
+        statuses = sorted([status_and_body(await each)[0] for each in requests])
+    assert statuses == [HTTPStatus.UNAUTHORIZED] * 2 + [HTTPStatus.SERVICE_UNAVAILABLE] * 3
 
-    assert with_proxy(api, test) == [HTTPStatus.UNAUTHORIZED] * 2 + [HTTPStatus.SERVICE_UNAVAILABLE] * 3
 
-
-def test_the_number_of_forwarded_connections_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_forwarded_connections_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_proxy, "MAX_CONNECTIONS", 0)
-    ((status, reason),) = responses(api, "carols")
+    ((status, reason),) = await responses(api, "carols")
     assert status is HTTPStatus.SERVICE_UNAVAILABLE
     assert "at its limit of 0 forwarded connections" in reason
 
 
-def test_a_failed_check_is_not_cached(api: FakeApi) -> None:
-    assert [status for status, _ in responses(api, "guessed", "guessed")] == [HTTPStatus.UNAUTHORIZED] * 2
+async def test_a_failed_check_is_not_cached(api: FakeApi) -> None:
+    assert [status for status, _ in await responses(api, "guessed", "guessed")] == [HTTPStatus.UNAUTHORIZED] * 2
 
 
 # --- forwarded connections
@@ -273,36 +254,32 @@ async def forwarded(proxy: JobProxy, listener: socket.socket, *, token: str = "c
 
 
 @pytest.mark.parametrize(("token", "caller"), [("carols", "kubernetes:carol"), (OPERATORS_TOKEN, "token")])
-def test_a_request_is_forwarded_with_the_token_of_the_job_and_the_name_of_the_caller(
+async def test_a_request_is_forwarded_with_the_token_of_the_job_and_the_name_of_the_caller(
     api: FakeApi, ready: socket.socket, token: str, caller: str
 ) -> None:
-    async def test(proxy: JobProxy, connection: socket.socket) -> str:
+    async with proxying(api) as (proxy, _):
         head, client, upstream = await forwarded(proxy, ready, token=token)
-        with client, upstream:
-            return str(head)
-
-    lines = with_proxy(api, test).split("\r\n")
+        client.close(), upstream.close()
+    lines = head.split("\r\n")
     assert f"Authorization: Bearer {JOB_TOKEN}" in lines
     assert f"Meshgate-Caller: {caller}" in lines
 
 
-def test_an_open_connection_is_closed_when_its_caller_loses_access(api: FakeApi, ready: socket.socket) -> None:
-    async def test(proxy: JobProxy, connection: socket.socket) -> None:
-        _, client, upstream = await forwarded(proxy, ready)
-        with client, upstream:
-            del api.users["carols"]
-            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
-            assert await asyncio.get_running_loop().sock_recv(upstream, 1) == b""
-
+async def test_an_open_connection_is_closed_when_its_caller_loses_access(api: FakeApi, ready: socket.socket) -> None:
     with capture_logs() as events:
-        with_proxy(api, test)
+        async with proxying(api) as (proxy, _):
+            _, client, upstream = await forwarded(proxy, ready)
+            with client, upstream:
+                del api.users["carols"]
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+                assert await asyncio.get_running_loop().sock_recv(upstream, 1) == b""
     (refused,) = [each for each in events if each["event"] == "audit" and each["outcome"] == "refused"]
     assert (refused["action"], refused["verb"], refused["job"]) == ("forward", "describe job", "trainer")
     assert "the open connection is closed: no job 'trainer'" in refused["reason"]
 
 
-def test_an_open_connection_outlasts_an_api_server_that_is_away(api: FakeApi, ready: socket.socket) -> None:
-    async def test(proxy: JobProxy, connection: socket.socket) -> None:
+async def test_an_open_connection_outlasts_an_api_server_that_is_away(api: FakeApi, ready: socket.socket) -> None:
+    async with proxying(api) as (proxy, _):
         _, client, upstream = await forwarded(proxy, ready)
         with client, upstream:
             loop = asyncio.get_running_loop()
@@ -312,5 +289,3 @@ def test_an_open_connection_outlasts_an_api_server_that_is_away(api: FakeApi, re
                 await asyncio.sleep(0)
             await loop.sock_sendall(upstream, b"alive")
             assert await loop.sock_recv(client, 5) == b"alive"
-
-    with_proxy(api, test)

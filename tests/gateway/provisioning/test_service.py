@@ -26,7 +26,6 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     JobUp,
     ListJobs,
     ObjectCreated,
-    ProvisioningReply,
     RequestRejected,
     StartJob,
 )
@@ -42,6 +41,7 @@ from tests.gateway.provisioning.provisioning_gateway import (
     TOKEN,
     dial,
     fake_api,
+    provisioning_gateway,
     rejected,
     replies,
     request,
@@ -388,19 +388,17 @@ def test_an_unknown_token_fails_the_handshake(api: FakeApi) -> None:
     assert "it may have expired" in error
 
 
-def test_an_answer_in_place_of_a_jobs_gateway_is_proven_for_any_gateway(api: FakeApi) -> None:
+async def test_an_answer_in_place_of_a_jobs_gateway_is_proven_for_any_gateway(api: FakeApi) -> None:
     """Whoever is connected to a session knows the name of the job's gateway, and not that of this one."""
     prover = Prover.of_request(nonce := new_nonce(), "alices")
     assert prover is not None
-
-    async def test(url: str) -> str | None:
+    async with provisioning_gateway(api) as url:
         headers = {"Authorization": "Bearer alices", NONCE_HEADER: nonce}
         with pytest.raises(InvalidStatus) as refused:
             await connect(f"{url}/team/missing/v1/sessions/one", additional_headers=headers, proxy=None)
         response = refused.value.response
-        return prover.prover_of(response.headers[PROOF_HEADER], response.status_code, bytes(response.body or b""))
-
-    assert with_gateway(api, test) == ANY_GATEWAY
+        body = bytes(response.body or b"")
+        assert prover.prover_of(response.headers[PROOF_HEADER], response.status_code, body) == ANY_GATEWAY
 
 
 def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi) -> None:
@@ -410,78 +408,62 @@ def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi) -> None:
     assert "the API server is away" in error
 
 
-def test_pings_are_answered_while_a_job_starts(api: FakeApi) -> None:
+async def test_pings_are_answered_while_a_job_starts(api: FakeApi) -> None:
     api.pods_come_up = False
-
-    async def test(url: str) -> None:
-        async with dial(url, "alices") as connection:
-            await start_job(connection, requested_job())
-            await (await connection.ping())
-            api.bring_up()
-            assert isinstance((await replies(connection))[-1], JobUp)
-
-    with_gateway(api, test)
+    async with provisioning_gateway(api) as url, dial(url, "alices") as connection:
+        await start_job(connection, requested_job())
+        await (await connection.ping())
+        api.bring_up()
+        assert isinstance((await replies(connection))[-1], JobUp)
 
 
-def test_a_caller_that_reconnects_and_repeats_its_request_gets_the_same_job(api: FakeApi) -> None:
+async def test_a_caller_that_reconnects_and_repeats_its_request_gets_the_same_job(api: FakeApi) -> None:
     api.pods_come_up = False
-
-    async def test(url: str) -> ProvisioningReply:
+    async with provisioning_gateway(api) as url:
         async with dial(url, "alices") as first:
             await start_job(first, requested_job())
             first.transport.abort()
         async with dial(url, "alices") as second:
             await start_job(second, requested_job())
             api.bring_up()
-            return (await replies(second))[-1]
-
-    assert isinstance(with_gateway(api, test), JobUp)
+            assert isinstance((await replies(second))[-1], JobUp)
     assert api.made == CREATED_KINDS
 
 
-def test_a_job_that_became_ready_while_its_caller_was_disconnected_is_kept(api: FakeApi) -> None:
+async def test_a_job_that_became_ready_while_its_caller_was_disconnected_is_kept(api: FakeApi) -> None:
     api.pods_come_up = False
-
-    async def test(url: str) -> ProvisioningReply:
+    async with provisioning_gateway(api) as url:
         async with dial(url, "alices") as first:
             await start_job(first, requested_job())
             first.transport.abort()
         api.bring_up()
         async with dial(url, "alices") as second:
             await second.send(StartJob(job=requested_job()).model_dump_json())
-            return (await replies(second))[-1]
-
-    assert isinstance(with_gateway(api, test), JobUp)
+            assert isinstance((await replies(second))[-1], JobUp)
     assert ("ConfigMap", "team", "trainer") in api.left()
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_job_is_deleted_if_its_caller_closes_or_does_not_return(
+async def test_a_job_is_deleted_if_its_caller_closes_or_does_not_return(
     api: FakeApi, closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.pods_come_up = False
     monkeypatch.setattr(service, "RECONNECT_TIMEOUT", 0.2)
-
-    async def test(url: str) -> None:
+    async with provisioning_gateway(api) as url:
         async with dial(url, "alices") as connection:
             await start_job(connection, requested_job())
             if not closes:
                 connection.transport.abort()
         await asyncio.to_thread(api.wait_empty)
 
-    with_gateway(api, test)
 
-
-def test_closing_the_gateway_deletes_pending_jobs(api: FakeApi) -> None:
+async def test_closing_the_gateway_deletes_pending_jobs(api: FakeApi) -> None:
     api.pods_come_up = False
-
-    async def test(url: str) -> ClientConnection:
+    async with provisioning_gateway(api) as url:
         connection = await dial(url, "alices")
         await start_job(connection, requested_job())
-        return connection
-
-    with_gateway(api, test)
     assert api.left() == []
+    await connection.close()
 
 
 @pytest.mark.parametrize("existed", [True, False])
