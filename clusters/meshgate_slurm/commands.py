@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,11 +20,13 @@ from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
 
 TIMEOUT = 30.0
+FIND_TIMEOUT = 45.0  # seconds for which a job is looked for whose sbatch got no answer; a busy controller takes it late
 MAX_LISTED = 16  # values that a refusal names
 KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
 _SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
 _NO_CONTROLLER = re.compile("Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted")
+_NOT_SENT = "connect failure"  # in the words of a command that reached no controller
 _UNKNOWN_JOB = "Invalid job id"
 # What to change when sbatch refuses a job with such words, and sinfo's format for the values that are allowed.
 _LISTED = (
@@ -36,6 +40,7 @@ _LISTED = (
     ("node count", "Set fewer nodes in meshes=. The partitions and their nodes", "%R %D"),
 )
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*([\w.-]*\w)\s*$", re.MULTILINE)
+_NO_ANSWER = "\nSlurm's controller does not answer; running jobs continue. Try again once `scontrol ping` says UP"
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -55,6 +60,10 @@ class Unreachable(SlurmError):
     """A command of Slurm's failed or did not answer."""
 
 
+class Unanswered(Unreachable):
+    """Slurm's controller does not answer, as while it restarts. Nothing was done for the request."""
+
+
 def share_of_node(nodes: Sequence[tuple[int, int, str]], gpus: int) -> tuple[int, int]:
     """CPUs and memory in MB in proportion to ``gpus``, on the smallest of ``nodes`` that has so many.
 
@@ -72,16 +81,40 @@ def share_of_node(nodes: Sequence[tuple[int, int, str]], gpus: int) -> tuple[int
 
 def submit(script: str, *, directory: str) -> int:
     """Submits a batch script that runs in ``directory`` unless it has a ``--chdir`` of its own; returns the job's
-    number. Raises Refused in Slurm's words."""
+    number. Raises Refused in Slurm's words, and Unanswered if Slurm has certainly not got the job."""
     if not os.path.isdir(directory):
         raise Refused(f"cannot submit the job: {os.uname().nodename} has no directory {directory}")
-    result = _run(["sbatch", "--parsable"], script, directory)
+    mark = f"meshgate-{secrets.token_hex(8)}"
+    first, end, rest = script.partition("\n")  # the script's own --comment, if there is one, comes later and counts
+    try:
+        result = _run(["sbatch", "--parsable"], f"{first}{end}#SBATCH --comment={mark}\n{rest}", directory)
+    except Unanswered as error:
+        if _NOT_SENT in str(error):
+            raise
+        return _find_submitted(mark, error)
     if result.returncode != 0:
         raise Refused(f"Slurm refused the job: {_words(result)}{_remedy(result.stderr)}")
     number = result.stdout.strip().rpartition("\n")[2].partition(";")[0]
     if not number.isdecimal():
         raise Unreachable(f"sbatch reported no job number but {result.stdout.strip()[:200]!r}")
     return int(number)
+
+
+def _find_submitted(mark: str, error: Unanswered) -> int:
+    """The number of the job with this comment, which Slurm may have taken although sbatch got no answer. Raises
+    Unreachable if there is none in time: it may still come, so that it must not be submitted again."""
+    deadline = time.monotonic() + FIND_TIMEOUT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Unreachable):
+            for line in _output(_run(["squeue", "--noheader", "--me", "--states=all", "--format=%A %k"])).splitlines():
+                number, _, comment = line.strip().partition(" ")
+                if comment == mark:
+                    return int(number)
+        time.sleep(1)
+    raise Unreachable(
+        f"{error}\nSlurm may have taken the job all the same, although none with the comment {mark} was found within "
+        f"{FIND_TIMEOUT:g} s: `squeue --me --format='%A %j %k'` lists it then, and `scancel` with its number ends it"
+    )
 
 
 def _remedy(words: str) -> str:
@@ -191,18 +224,21 @@ def _environment() -> Mapping[str, str]:
 def _run(command: Sequence[str], stdin: str = "", directory: str | None = None) -> subprocess.CompletedProcess[str]:
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "env": _environment()}
     try:
-        return subprocess.run(command, input=stdin, cwd=directory, check=False, **options)
+        result = subprocess.run(command, input=stdin, cwd=directory, check=False, **options)
     except FileNotFoundError:
         raise NoSlurm(
             f"{os.uname().nodename} has no {command[0]} on its PATH: name a machine that has Slurm's commands with "
             "login=, or add them to the PATH in ~/.profile there"
         ) from None
     except subprocess.TimeoutExpired:
-        raise Unreachable(f"{command[0]} did not finish within {TIMEOUT:g} s") from None
+        raise Unanswered(f"{command[0]} did not finish within {TIMEOUT:g} s{_NO_ANSWER}") from None
     except OSError as error:  # such as of a machine that is short of processes or memory for a moment
         raise Unreachable(f"cannot run {command[0]} on {os.uname().nodename}: {error}") from error
     except UnicodeDecodeError as error:
         raise Unreachable(f"cannot read the output of {command[0]}: {error}") from error
+    if result.returncode != 0 and _NO_CONTROLLER.search(words := _words(result)):
+        raise Unanswered(f"{command[0]} failed: {words}{_NO_ANSWER}")
+    return result
 
 
 def _output(result: subprocess.CompletedProcess[str]) -> str:
@@ -212,7 +248,4 @@ def _output(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def _words(result: subprocess.CompletedProcess[str]) -> str:
-    words = result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
-    if _NO_CONTROLLER.search(words):
-        words += "\nSlurm's controller does not answer; running jobs continue. Try again once `scontrol ping` says UP"
-    return words
+    return result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"

@@ -129,7 +129,7 @@ def _read_report(announce: int, process: subprocess.Popen[bytes], directory: Pat
         code = process.poll()
         how = f"it did not start within {START_TIMEOUT:g} s" if code is None else f"it exited with code {code}"
         return Rejected(error=f"the gateway on {host_name()} did not start: {how}", output=gateway_output(directory))
-    return report if report.error is None else Rejected(error=report.error)
+    return report if report.error is None else Rejected(error=report.error, silent=report.silent)
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from meshgate_slurm import commands
-from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.gateway_process import (
     end_gateway,
     end_leftovers,
@@ -85,7 +85,7 @@ def main() -> None:
     try:
         reply = action(sys.stdin.readline())
     except (SlurmError, OSError) as error:
-        reply = Rejected(error=str(error))
+        reply = Rejected(error=str(error), silent=isinstance(error, Unanswered))
     except ValidationError as error:
         reply = Rejected(error=f"invalid request; do both sides have the same version of meshgate? {error}")
     written = _write(reply)

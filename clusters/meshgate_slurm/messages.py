@@ -82,10 +82,12 @@ class GatewayAddress(_Model):
 
 
 class Rejected(_Model):
-    """Why the login node could not do what was asked; ``output`` is the last output of the gateway, if any."""
+    """Why the login node could not do what was asked; ``output`` is the last output of the gateway, if any. ``silent``:
+    nothing was done, because Slurm's controller does not answer; it may be asked again."""
 
     error: str
     output: str = ""
+    silent: bool = False
 
 
 class GatewayState(_Model):
@@ -111,6 +113,7 @@ class GatewayReport(_Model):
     job_id: int = 0
     log_dir: str = ""
     error: str | None = None
+    silent: bool = False  # as of Rejected
 
 
 class JobReport(_Model):
@@ -285,12 +288,13 @@ class JobEnded(_Model):
 
 
 class RequestRejected(_Model):
-    """``missing``: the caller has no such job. ``output`` is the last output of the job's gateway, if any."""
+    """``missing``: the caller has no such job. ``output`` and ``silent`` are as of Rejected."""
 
     say: Literal["refused"] = "refused"
     reason: str
     output: str = ""
     missing: bool = False
+    silent: bool = False
 
 
 ProvisioningRequest: TypeAlias = StartJob | EndJob

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshgate_gateway.hosts.slurm import SlurmHosts
     from meshgate_gateway.http.metrics import Metrics
     from meshgate_gateway.in_cluster import ClusterJob
-    from meshgate_gateway.on_slurm import SlurmJob
+    from meshgate_gateway.on_slurm import SlurmError, SlurmJob
     from meshgate_gateway.provisioning.service import Provisioner
     from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 
@@ -271,7 +271,7 @@ async def _slurm_job(settings: Settings, supervisor: SupervisorLink) -> SlurmJob
     try:
         return await asyncio.to_thread(SlurmJob.find, settings.slurm_job, supervisor)
     except SlurmError as error:
-        _refuse(settings.announce_fd, str(error))
+        _refuse(settings.announce_fd, error)
 
 
 async def _submit(job: SlurmJob, settings: Settings, engines: EnginePool) -> SlurmHosts:
@@ -281,7 +281,7 @@ async def _submit(job: SlurmJob, settings: Settings, engines: EnginePool) -> Slu
         return await job.hosts()
     except SlurmError as error:
         await engines.close()
-        _refuse(settings.announce_fd, str(error))
+        _refuse(settings.announce_fd, error)
 
 
 async def _provisioner(settings: Settings) -> Provisioner | SlurmProvisioner | None:
@@ -429,9 +429,11 @@ def _announce(
     return True
 
 
-def _refuse(descriptor: int | None, reason: str) -> NoReturn:
+def _refuse(descriptor: int | None, reason: SlurmError) -> NoReturn:
     """Ends the gateway because Slurm does not take its job."""
-    _write_line(descriptor, {"error": reason})
+    from meshgate_gateway.on_slurm import Unanswered  # noqa: PLC0415  (as above)
+
+    _write_line(descriptor, {"error": str(reason), "silent": isinstance(reason, Unanswered)})
     raise SystemExit(f"meshgate_gateway: {reason}")
 
 

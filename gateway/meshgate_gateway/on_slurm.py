@@ -16,13 +16,13 @@ from pathlib import Path
 from meshgate_gateway.hosts.slurm import SlurmHosts
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_slurm import commands
-from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.gateway_process import make_log_directory, own_address
 from meshgate_slurm.script import ALLOCATION, Connect, batch_log, batch_script, log_directory, log_pattern, step
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, read_end
 
-__all__ = ["SlurmError", "SlurmJob"]
+__all__ = ["SlurmError", "SlurmJob", "Unanswered"]
 
 KEPT = "slurm job"  # the key of what the supervisor keeps of it
 

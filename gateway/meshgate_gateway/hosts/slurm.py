@@ -26,7 +26,7 @@ from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, OnLo
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_gateway.supervisor.supervisor import KeptDescriptors
-from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, missing_log
@@ -264,6 +264,7 @@ class SlurmHosts:
         self._running_since: float | None = None
         self._warned_for: float | None = 0.0  # unknown: sessions may have had notice from the server before this one
         self._suspended = False
+        self._silent = ""  # what the last poll got instead of an answer of Slurm's controller
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._asked = self._answered = 0  # polls that began, and that ended
@@ -343,8 +344,10 @@ class SlurmHosts:
     def report(self) -> JobReport:
         """The job for its users."""
         workers = self.workers.by_rank.values()
-        connected = {"registered": len(workers), "ready": sum(worker.connected for worker in workers)}
+        connected: dict[str, Any] = {"registered": len(workers), "ready": sum(worker.connected for worker in workers)}
         report = JobReport.of(self._status, self._spec.nodes, failed=self._failed)
+        if self._silent and not report.ended:
+            connected["why"] = f"when Slurm's controller last answered; now {self._silent}"
         return report.model_copy(update=connected)
 
     # --- the job's state
@@ -356,7 +359,9 @@ class SlurmHosts:
             self._asked += 1
             try:
                 await self._poll()
+                self._silent = ""
             except Exception as error:  # noqa: BLE001 - without a thread or a process, too: the next poll asks again
+                self._silent = str(error).partition("\n")[0] if isinstance(error, Unanswered) else ""
                 log.warning("cannot ask Slurm for the job", job=self._job_id, reason=str(error) or repr(error))
             self._answered = self._asked
             self._wake()

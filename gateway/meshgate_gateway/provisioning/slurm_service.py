@@ -53,7 +53,7 @@ from meshgate_gateway.provisioning.slurm_policy import (
 )
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
 from meshgate_processes.identity import last_output
-from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.messages import (
     BatchRequest,
     EndJob,
@@ -206,7 +206,7 @@ class SlurmProvisioner:
             start = BatchRequest(apply_id=request.apply_id, spec=request.spec, client=request.client, directory=HOME)
         record = self._submissions.start(owner.name, account, start)
         if isinstance(record, Rejected):
-            return RequestRejected(reason=record.error, output=record.output)
+            return RequestRejected(reason=record.error, output=record.output, silent=record.silent)
         return JobUp(job=record.job)
 
     async def _end(self, request: EndJob, owner: Owner, origin: Origin) -> ProvisioningReply:
@@ -228,7 +228,7 @@ class SlurmProvisioner:
         try:
             reply: ProvisioningReply = await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except (SlurmError, OSError) as error:
-            return RequestRejected(reason=str(error))
+            return RequestRejected(reason=str(error), silent=isinstance(error, Unanswered))
         return reply
 
     # --- the way to a job's gateway

@@ -11,14 +11,14 @@ from typing import NoReturn
 import pytest
 
 from meshgate_slurm import commands
-from meshgate_slurm.commands import NoSlurm, Refused, SlurmError, Unreachable, share_of_node
+from meshgate_slurm.commands import NoSlurm, Refused, Unanswered, Unreachable, share_of_node
 
 
 def test_the_share_is_that_of_the_smallest_node_with_enough_gpus() -> None:
     nodes = [(64, 512_000, "gpu:a100:8(S:0-1),nvme:1"), (32, 100_000, "gpu:4"), (4, 8000, "(null)")]
     assert share_of_node(nodes, 2) == (16, 50_000)
     assert share_of_node(nodes, 8) == (64, 512_000)
-    with pytest.raises(SlurmError, match="no node of the partition has 9 GPUs"):
+    with pytest.raises(commands.SlurmError, match="no node of the partition has 9 GPUs"):
         share_of_node(nodes, 9)
 
 
@@ -124,11 +124,54 @@ def test_a_controller_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     failing = f"echo '{words}' >&2; exit 1"
-    fake(tmp_path, squeue=failing, scancel=failing, sbatch=failing)
+    fake(tmp_path, squeue=failing, scancel=failing)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for attempt in (lambda: commands.jobs([7]), lambda: commands.cancel(7), lambda: commands.submit("", directory="/")):
-        with pytest.raises(SlurmError, match=r"(?s)slurm_load_jobs error.*Try again once `scontrol ping` says UP"):
+    for attempt in (lambda: commands.jobs([7]), lambda: commands.cancel(7)):
+        with pytest.raises(Unanswered, match=r"(?s)slurm_load_jobs error.*Try again once `scontrol ping` says UP"):
             attempt()
+
+
+def submissions(tmp_path: Path) -> int:
+    return (tmp_path / "sbatch.calls").read_text().count("sbatch")
+
+
+# Slurm takes the job, but the answer to sbatch is lost; then squeue gets no answer at first.
+LOST = """echo sbatch >>{0}/sbatch.calls
+grep -o 'comment=.*' | head -1 | cut -d= -f2 >{0}/comment
+echo "sbatch: error: Batch job submission failed: {1}" >&2; exit 1"""
+LISTED = """[ -e {0}/asked ] || {{ : >{0}/asked; echo "slurm_load_jobs error: Socket timed out" >&2; exit 1; }}
+echo "6 other"; echo "7 $(cat {0}/comment)" """
+
+
+def test_a_job_whose_submission_got_no_answer_is_found_and_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, sbatch=LOST.format(tmp_path, "Socket timed out"), squeue=LISTED.format(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert commands.submit("#!/bin/bash\ntrue\n", directory="/") == 7
+    assert submissions(tmp_path) == 1
+
+
+def test_a_submission_without_an_answer_or_a_job_may_not_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "FIND_TIMEOUT", 0.1)
+    fake(tmp_path, sbatch=LOST.format(tmp_path, "Socket timed out"), squeue="echo '6 other'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Unreachable, match=r"(?s)Slurm may have taken the job.*meshgate-.*`scancel` with") as lost:
+        commands.submit("#!/bin/bash\ntrue\n", directory="/")
+    assert not isinstance(lost.value, Unanswered)
+
+
+def test_a_submission_that_reached_no_controller_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "Unable to contact slurm controller (connect failure)"
+    fake(tmp_path, sbatch=LOST.format(tmp_path, words), squeue="exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Unanswered, match=r"connect failure(?s:.*)`scontrol ping` says UP$"):
+        commands.submit("#!/bin/bash\ntrue\n", directory="/")
+    assert submissions(tmp_path) == 1
 
 
 def test_a_node_has_a_problem_if_slurm_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

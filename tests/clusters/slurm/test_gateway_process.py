@@ -146,3 +146,15 @@ def test_a_gateway_that_does_not_report_in_time_can_cancel_its_job(
     assert "it did not start within" in answer.error
     assert record.read_text() == "cancelled its job"
     assert not (tmp_path / "job").exists()
+
+
+def test_a_gateway_that_slurm_does_not_answer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sinfo").write_text(
+        "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    )
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    answer = start_gateway(tmp_path / "job", "12345678", SlurmSpec(meshes={"a": 1}))
+    assert isinstance(answer, Rejected)
+    assert (answer.silent, answer.error.partition(": ")[0]) == (True, "sinfo failed")
+    assert not (tmp_path / "job").exists()

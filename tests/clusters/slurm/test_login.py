@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ import pytest
 
 from meshgate_processes.identity import identify_process
 from meshgate_slurm import commands, login
-from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.gateway_process import LOG_FILE, PROCESS_FILE, make_log_directory
 from meshgate_slurm.login import _state
 from meshgate_slurm.messages import (
@@ -294,3 +295,18 @@ def test_a_directory_of_logs_that_cannot_be_used_is_named(tmp_path: Path, missin
     (tmp_path / "file").touch()
     with pytest.raises(SlurmError, match=rf"cannot create the directory of the logs, log_dir='{logs}'"):
         make_log_directory(SlurmSpec(meshes={"a": 1}, log_dir=str(logs)))
+
+
+@pytest.mark.parametrize(("error", "silent"), [(Unanswered("squeue failed"), True), (SlurmError("no job"), False)])
+def test_a_rejection_says_whether_slurm_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: SlurmError, silent: bool
+) -> None:
+    def fail(text: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(login, "_report", fail)
+    monkeypatch.setattr(sys, "argv", ["login", "report"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    login.main()
+    assert read_answer(capsys.readouterr().out, JobReport) == Rejected(error=str(error), silent=silent)

@@ -20,7 +20,7 @@ from meshgate_gateway.hosts import slurm
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd
 from meshgate_gateway.hosts.slurm import SlurmHosts, Worker, Workers
 from meshgate_gateway.supervisor.supervisor import KeptDescriptors
-from meshgate_slurm.commands import Unreachable
+from meshgate_slurm.commands import Unanswered, Unreachable
 from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
 from meshgate_slurm.status import JobStatus
 
@@ -152,6 +152,11 @@ async def test_the_report_says_why_the_job_waits() -> None:
         await watched.until(lambda: watched.hosts.report().why.startswith("Resources"))
         report = watched.hosts.report()
         assert (report.pending, report.registered, report.nodes) == (True, 0, 2)
+        watched.cluster.job = Unanswered("squeue failed: Socket timed out\nTry again")
+        silent = "when Slurm's controller last answered; now squeue failed: Socket timed out"
+        await watched.until(lambda: watched.hosts.report().why == silent)
+        watched.cluster.set("PENDING", reason="Priority")
+        await watched.until(lambda: watched.hosts.report().why.startswith("Priority"))
 
 
 async def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_log() -> None:

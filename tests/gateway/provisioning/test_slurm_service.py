@@ -23,7 +23,7 @@ from meshgate_gateway.provisioning import slurm_service
 from meshgate_gateway.provisioning.slurm_policy import Caller, SlurmPolicy, why_not_use
 from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
-from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.messages import (
     BatchRequest,
     EndJob,
@@ -223,6 +223,10 @@ def test_what_the_policy_forbids_and_what_slurm_refuses_is_the_reply() -> None:
     slurm.refusal = Rejected(error="Slurm refused the job: invalid partition", output="the end of its log")
     (refused,) = replies(slurm, START)
     assert refused == RequestRejected(reason="Slurm refused the job: invalid partition", output="the end of its log")
+    slurm.refusal = Rejected(error="sbatch failed: connect failure", silent=True)
+    assert replies(slurm, START) == [RequestRejected(reason="sbatch failed: connect failure", silent=True)]
+    slurm.refusal = Unanswered("squeue failed: connect failure")
+    assert replies(slurm, START) == [RequestRejected(reason="squeue failed: connect failure", silent=True)]
     slurm.refusal = SlurmError("the login node did not answer")
     assert reason(replies(slurm, START)[0]) == "the login node did not answer"
     assert "same version of meshgate" in reason(replies(slurm, '{"ask": "find"}')[0])

@@ -71,6 +71,10 @@ Known: TypeAlias = Callable[[RunningSlurmJob], None]
 """Called as soon as a job is submitted, with what it takes to end it."""
 
 
+class SlurmSilent(JobError, ConnectionFailedError):
+    """Slurm's controller does not answer the login node. Nothing was done; the same can be asked again."""
+
+
 class Access(Protocol):
     """All methods may block and raise JobError or GatewayError."""
 
@@ -78,7 +82,7 @@ class Access(Protocol):
     """The seconds between two questions about a job in the queue."""
 
     def start(self, request: StartRequest, known: Known) -> None:
-        """Submits the job; a BatchRequest is one with a client of its own. Raises JobStartFailed.
+        """Submits the job; a BatchRequest is one with a client of its own. Raises JobStartFailed and SlurmSilent.
 
         However this ends, Ctrl-C included, the job is ended too unless ``known`` was called: the caller ends it then.
         """
@@ -235,6 +239,8 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
             self._withdraw(request)
             raise
         if isinstance(reply, RequestRejected):
+            if reply.silent:
+                raise SlurmSilent(f"{self}: {reply.reason}")
             raise JobStartFailed(f"{self}: {reply.reason}", reply.output)
 
     def _withdraw(self, request: StartRequest) -> None:
@@ -316,8 +322,8 @@ def check_gateway_url(url: str | None, login: str | None, python_exe: str, gatew
 
 
 def start(login: LoginNode, request: StartRequest, python: str, known: Known) -> None:
-    """Submits the job, and starts its gateway if it is no batch job. Raises JobStartFailed; leaves nothing behind if
-    that fails before ``known`` is called."""
+    """Submits the job, and starts its gateway if it is no batch job. Raises JobStartFailed and SlurmSilent; leaves
+    nothing behind if that fails before ``known`` is called."""
 
     def confirm(printed: str) -> bool:
         job = _read(login, printed, RunningSlurmJob)
@@ -334,6 +340,8 @@ def start(login: LoginNode, request: StartRequest, python: str, known: Known) ->
     except JobError as error:
         raise JobStartFailed(str(error)) from error
     if isinstance(reply, Rejected):
+        if reply.silent:
+            raise SlurmSilent(f"{login}: {reply.error}")
         raise JobStartFailed(f"{login}: {reply.error}", reply.output)
 
 
@@ -374,7 +382,7 @@ def list_jobs(login: LoginNode) -> JobList:
 
 def _require(login: LoginNode, reply: Reply | Rejected) -> Reply:
     if isinstance(reply, Rejected):
-        raise JobError(f"{login}: {reply.error}")
+        raise (SlurmSilent if reply.silent else JobError)(f"{login}: {reply.error}")
     return reply
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -24,7 +24,15 @@ from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.joined import join
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
-from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url, list_jobs
+from meshgate.jobs.slurm.access import (
+    Access,
+    LoginAccess,
+    NodeAccess,
+    SlurmSilent,
+    UrlAccess,
+    check_gateway_url,
+    list_jobs,
+)
 from meshgate.jobs.slurm.login_node import LoginNode, SshLogin, ThisMachine, check_login
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
@@ -37,7 +45,10 @@ from meshgate_slurm.spec import SlurmSpec
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 GATEWAY_TIMEOUT = 60.0  # seconds for which a gateway that does not answer is asked again
+SLURM_TIMEOUT = 120.0  # seconds for which Slurm's controller is asked again: it restarts, or another machine takes over
 INTERRUPT_WINDOW = 3.0  # seconds in which a second Ctrl-C cancels the job
+
+T = TypeVar("T")
 
 
 class SlurmJob(ClusterJob[RunningSlurmJob]):
@@ -229,7 +240,9 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         try:
             with choose_progress() as progress:
                 progress.show(f"submitting {spec.job_name} on {access}")
-                access.start(request, self._take)
+                ask_again_while_silent(lambda: access.start(request, self._take), progress, self._start_timeout)
+        except SlurmSilent as error:
+            raise JobStartFailed(f"{error}. Nothing was submitted") from error
         except BaseException:
             if self._job is not None:
                 self._kill()  # otherwise nothing would end it: apply() fails
@@ -295,8 +308,14 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         try:
             with choose_progress() as progress:
                 wait_for_workers(self._report, progress, self._start_timeout, self._open().queue_interval)
-        except JobStartFailed:
-            self.kill()
+        except JobStartFailed as error:
+            try:
+                self.kill()
+            except JobError as left:
+                raise JobStartFailed(
+                    f"{error}\nThe job may still be in the queue, as it could not be cancelled: {left}; then "
+                    f"`scancel {job.job_id}` cancels it"
+                ) from left
             raise
         except KeyboardInterrupt:
             if not self._scoped and second_interrupt(job.job_id):
@@ -336,7 +355,12 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             return False
         if not self._job.token:
             return True  # until kill(): nothing watches a batch job
-        return self._open().is_running(self._job)
+        job, access = self._job, self._open()
+        try:
+            return access.is_running(job)
+        except SlurmSilent:
+            with choose_progress() as progress:
+                return ask_again_while_silent(lambda: access.is_running(job), progress, None)
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether ``spec`` is a SlurmJob with the same arguments and this job has not ended."""
@@ -512,7 +536,13 @@ def wait_for_workers(
     deadline = None if timeout is None else time.monotonic() + timeout
     delay = FIRST_DELAY
     while True:
-        report = _ask(ask)
+        try:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            report = ask_again_while_silent(lambda: _ask(ask), progress, left)
+        except SlurmSilent as error:
+            if deadline is None or time.monotonic() < deadline:
+                raise
+            raise JobStartFailed(f"{error}, and job_start_timeout={timeout:g} is over") from error
         if report.registered < report.nodes or delay != FIRST_DELAY:  # says nothing if there is nothing to wait for
             progress.show(describe(report))
         if report.failed is not None or report.ended:
@@ -525,6 +555,23 @@ def wait_for_workers(
         delay = min(1.5 * delay, interval if report.pending else interval / 8)
 
 
+def ask_again_while_silent(ask: Callable[[], T], progress: Silent, timeout: float | None) -> T:
+    """Asks again while Slurm's controller does not answer, for ``SLURM_TIMEOUT`` seconds, or ``timeout`` if that is
+    shorter; then raises SlurmSilent."""
+    limit = SLURM_TIMEOUT if timeout is None else min(timeout, SLURM_TIMEOUT)
+    started = time.monotonic()
+    while True:
+        try:
+            return ask()
+        except SlurmSilent as error:
+            silent = time.monotonic() - started
+            if silent >= limit:
+                raise SlurmSilent(f"{error}. It has not answered for {silent:.0f} s") from error
+            why = str(error).partition("\n")[0]
+            progress.show(f"waiting for up to {limit:.0f} s until Slurm's controller answers: {why}")
+        time.sleep(LONGEST_DELAY)
+
+
 def _ask(ask: Callable[[], JobReport]) -> JobReport:
     """Asks again for a while after errors: the connection to the login node may have been cut."""
     deadline = time.monotonic() + GATEWAY_TIMEOUT
@@ -532,6 +579,8 @@ def _ask(ask: Callable[[], JobReport]) -> JobReport:
     while True:
         try:
             return ask()
+        except SlurmSilent:
+            raise
         except OSError:
             if time.monotonic() > deadline:
                 raise

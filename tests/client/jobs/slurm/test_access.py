@@ -25,7 +25,7 @@ from websockets.sync.server import ServerConnection, serve
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
 from meshgate.jobs import tokens
-from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
+from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, SlurmSilent, UrlAccess
 from meshgate.jobs.slurm.login_node import CommandOutput, ThisMachine
 from meshgate.session import gateway_client
 from meshgate_slurm.messages import (
@@ -38,6 +38,7 @@ from meshgate_slurm.messages import (
     JobReport,
     JobUp,
     ProvisioningRequest,
+    Rejected,
     RequestRejected,
     RunningSlurmJob,
     StartJob,
@@ -130,6 +131,9 @@ def test_a_refusal_carries_the_reason_and_the_last_output() -> None:
         started(access)
     assert "3 nodes exceed the limit of 2" in str(failed.value)
     assert "the end of a log" in str(failed.value)
+    silence = RequestRejected(reason="sbatch failed: connect failure", silent=True)
+    with running(FakeGateway((silence,))) as access, pytest.raises(SlurmSilent, match="connect failure"):
+        started(access)
 
 
 class InterruptingGateway(FakeGateway):
@@ -341,6 +345,25 @@ def test_slurm_is_asked_until_the_gateway_on_the_node_answers() -> None:
         assert [access.report(ON_NODE).registered for _ in range(2)] == [1, 1]
     assert login.asked == 2
     assert gateway.paths == [("/v1/job", "Bearer job's")] * 2
+
+
+@pytest.mark.parametrize(("silent", "error"), [(True, SlurmSilent), (False, JobError)])
+def test_a_slurm_that_does_not_answer_is_another_error_than_one_that_refuses(
+    silent: bool, error: type[Exception]
+) -> None:
+    class Silent(LoginNodeOf):
+        def run(self, command: str, stdin: str) -> CommandOutput:
+            rejected = Rejected(error="squeue failed: Socket timed out", silent=silent)
+            return CommandOutput(0, f"{MARK}{rejected.model_dump_json()}\n", "")
+
+        def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> CommandOutput:
+            return self.run(command, request)
+
+    access = NodeAccess(Silent(), "python")
+    for ask in (lambda: access.report(ON_NODE), lambda: access.start(START, lambda job: None)):
+        with pytest.raises(error, match="squeue failed: Socket timed out") as raised:
+            ask()
+        assert isinstance(raised.value, SlurmSilent) == silent
 
 
 def never(remote: str) -> NoReturn:

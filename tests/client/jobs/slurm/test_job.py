@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from meshgate import SlurmJob, job_loads
-from meshgate.errors import ConnectionFailedError, GatewayLostError, JobNotRunning, JobStartFailed
+from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs import cluster_job
 from meshgate.jobs.slurm import login_node
-from meshgate.jobs.slurm.access import Known
+from meshgate.jobs.slurm.access import Known, SlurmSilent
 from meshgate.jobs.slurm.job import (
     Plain,
     Silent,
@@ -90,6 +90,8 @@ def test_a_job_that_is_not_running_can_be_saved(tmp_path: Path) -> None:
 
 class RecordedAccess:
     """A cluster that takes every job."""
+
+    queue_interval = 1.0
 
     def __init__(self) -> None:
         self.running: set[int] = set()
@@ -293,6 +295,78 @@ def test_a_cut_connection_is_tried_again_for_a_while(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("meshgate.jobs.slurm.job.GATEWAY_TIMEOUT", 0.05)
     with pytest.raises(ConnectionFailedError, match="cut"):
         wait_for_workers(answers(*[cut] * 100), Silent(), None)
+
+
+SILENT = SlurmSilent("me@login: squeue failed: Socket timed out\nSlurm's controller does not answer")
+NOTICE = "waiting for up to 120 s until Slurm's controller answers: me@login: squeue failed: Socket timed out"
+
+
+@pytest.fixture
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate.jobs.slurm.job.LONGEST_DELAY", 0.01)
+    monkeypatch.setenv("MESHGATE_PROGRESS", "plain")
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_a_silent_slurm_is_waited_for_with_one_notice_and_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    steps = [SILENT, ConnectionFailedError("cut"), SILENT, SILENT, report(registered=2)]
+    assert wait_for_workers(answers(*steps), Plain(stream), None)
+    assert stream.getvalue().splitlines() == [NOTICE]
+    monkeypatch.setattr("meshgate.jobs.slurm.job.SLURM_TIMEOUT", 0.05)
+    with pytest.raises(SlurmSilent, match=r"Socket timed out(?s:.*)\. It has not answered for 0 s$"):
+        wait_for_workers(answers(*[SILENT] * 100), Silent(), None)
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_a_silent_slurm_is_waited_for_no_longer_than_the_job_may_take_to_start() -> None:
+    def fail(*_: object) -> NoReturn:
+        raise SILENT
+
+    job = job_of(8)
+    job._start_timeout = 0.05
+    job._access = RecordedAccess()  # type: ignore[assignment]
+    job._access.report = job._access.end = fail  # type: ignore[method-assign, union-attr]
+    with pytest.raises(JobStartFailed, match=r"job_start_timeout=0\.05 is over(?s:.*)`scancel 8` cancels it"):
+        job._wait(job._require_job())
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_a_job_is_submitted_once_slurm_answers(
+    access: RecordedAccess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started, asked, silence = access.start, [], [SILENT, SILENT]
+
+    def start(request: StartRequest, known: Known) -> None:
+        asked.append(request)
+        if silence:
+            raise silence.pop()
+        started(request, known)
+
+    monkeypatch.setattr(access, "start", start)
+    SlurmJob({"workers": 2}).apply()
+    assert access.running == {7}
+    assert asked == [asked[0]] * 3
+    assert capsys.readouterr().err.count(NOTICE) == 1
+    monkeypatch.setattr("meshgate.jobs.slurm.job.SLURM_TIMEOUT", 0.0)
+    silence.append(SILENT)
+    with pytest.raises(JobStartFailed, match=r"It has not answered for 0 s\. Nothing was submitted$"):
+        SlurmJob({"workers": 2}).apply()
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_whether_a_job_runs_is_asked_until_slurm_answers(
+    access: RecordedAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[JobError | None] = [None, SILENT, SILENT]
+
+    def is_running(job: RunningSlurmJob) -> bool:
+        if step := steps.pop():
+            raise step
+        return True
+
+    monkeypatch.setattr(access, "is_running", is_running, raising=False)
+    assert job_of(7)._is_running()
 
 
 def test_progress_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
