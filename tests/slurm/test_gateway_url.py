@@ -242,7 +242,7 @@ if sys.argv[2] == "end":
 """
     file = program(tmp_path, body)
     first, refused = output(file, name, "leave").splitlines()
-    assert f"caller:alice has Slurm jobs {first.split()[0]}, and the limit per caller is 1: end one first" in refused
+    assert f"these of caller:alice have not ended: {first.split()[0]}. End one first" in refused
     gateway.restart()
     assert queue(name) == ["RUNNING"]
     assert output(file, name, "end").splitlines() == [first, refused]

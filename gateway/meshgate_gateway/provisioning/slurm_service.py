@@ -197,7 +197,8 @@ class SlurmProvisioner:
         if limit is not None and len(running := self._submissions.running(owner.name)) >= limit:
             numbers = ", ".join(str(record.job.job_id) for record in running)
             return RequestRejected(
-                reason=f"{owner.name} has Slurm jobs {numbers}, and the limit per caller is {limit}: end one first"
+                reason=f"the limit of Slurm jobs per caller is {limit}, and these of {owner.name} have not ended: "
+                f"{numbers}. End one first"
             )
         chosen = request.spec.python_exe
         account = Account(user=owner.user, python=self._policy.python if chosen == DEFAULT_PYTHON else chosen)

@@ -236,7 +236,10 @@ def test_the_limit_of_jobs_counts_those_of_the_caller_alone() -> None:
     slurm = Slurm()
     other = StartJob(apply_id=OTHER_ID, spec=SPEC)
     _, refused = replies(slurm, START, other)
-    assert reason(refused) == "caller:alice has Slurm jobs 7, and the limit per caller is 1: end one first"
+    assert (
+        reason(refused)
+        == "the limit of Slurm jobs per caller is 1, and these of caller:alice have not ended: 7. End one first"
+    )
     (up,) = replies(slurm, other, token="token of bob")
     assert isinstance(up, JobUp)
 
