@@ -122,7 +122,8 @@ class Outage:
 
     def _report(self) -> None:
         gone = self._gone()
-        outlook = "calls wait, and nothing is lost" if gone is None else f"it is gone: {gone}"
+        waiting = "calls wait, and nothing is lost" if self._before else "calls wait for the first connection"
+        outlook = waiting if gone is None else f"it is gone: {gone}"
         text = f"{self.describe()}; {outlook}"
         if not self._shown:
             log.info("%s", text)

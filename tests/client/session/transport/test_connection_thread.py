@@ -667,7 +667,8 @@ def test_a_first_connection_that_takes_long_is_shown() -> None:
         await asyncio.sleep(5.5)
         outage.end()
 
-    assert shown_during(scenario)[-1] == ("connected to the gateway after 6 s", True)
+    waiting = "no connection to the gateway for 5 s: refused; calls wait for the first connection"
+    assert shown_during(scenario) == [(waiting, False), ("connected to the gateway after 6 s", True)]
 
 
 def test_the_line_of_a_session_that_ends_without_a_connection_is_final() -> None:
