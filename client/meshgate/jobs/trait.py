@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from typing_extensions import Self
 
 from meshgate.caller import note_wait, report_interrupt, warn_caller
-from meshgate.errors import GatewayLostError, JobCacheWarning, JobError, JobNotRunning, JobUnsupported
+from meshgate.errors import GatewayLostError, JobCacheWarning, JobError, JobNotRunning, JobUnsupported, MeshgateError
 from meshgate.html import card
 from meshgate.jobs.rank_access import RankAccess
 from meshgate.jobs.run_access import RunAccess
@@ -345,7 +346,12 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                 elif self._running is not None:
                     ends = f"Ending {self!r}; Ctrl-C again does not wait"
                     noted = error is not None and report_interrupt(error, ends, also=True)
-                    self._kill_unless_interrupted(noted)
+                    try:
+                        self._kill_unless_interrupted(noted)
+                    except MeshgateError as unfinished:  # a line: the error that ends the block matters more
+                        if error is None:
+                            raise
+                        sys.stderr.write(f"meshgate: {self!r} could not be ended: {unfinished}\n")
         finally:
             self._leave_block()
 

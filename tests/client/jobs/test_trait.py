@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import monarch.job
 import pytest
@@ -19,6 +19,7 @@ from meshgate.caller import note_wait, report_interrupt
 from meshgate.errors import (
     InvalidRequestError,
     JobCacheWarning,
+    JobError,
     JobFileError,
     JobNotRunning,
     JobStartFailed,
@@ -243,6 +244,28 @@ def test_a_with_block_kills_after_an_error_and_propagates_it(error: BaseExceptio
     with pytest.raises(type(error)):
         program()
     assert set() == RUNNING
+
+
+def test_a_job_that_a_with_block_cannot_end_after_an_error_is_a_line_and_not_a_second_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(job: FakeJob) -> NoReturn:
+        raise JobError("the login node did not answer")
+
+    def program(error: BaseException | None) -> None:
+        with FakeJob(1) as job:
+            job.state()
+            if error is not None:
+                raise error
+
+    monkeypatch.setattr(FakeJob, "_kill", fail)
+    with pytest.raises(ValueError, match="first") as caught:
+        program(ValueError("first"))
+    assert caught.value.__context__ is None
+    assert "meshgate: <" in (said := capsys.readouterr().err)
+    assert said.endswith("could not be ended: the login node did not answer\n")
+    with pytest.raises(JobError, match="the login node did not answer"):
+        program(None)
 
 
 def interrupted(job: JobTrait, reported: str = "") -> KeyboardInterrupt:
