@@ -89,7 +89,11 @@ def _script(spec: SlurmSpec, python: str, log_dir: str, variables: Mapping[str, 
         raise ValueError("a path contains a line break")
     directives = (f"#SBATCH {directive}" for directive in _directives(spec, log_dir))
     exports = (f"export {name}={shlex.quote(value)}" for name, value in {**spec.env, **variables}.items())
-    return "\n".join(["#!/bin/bash", *directives, *exports, *last]) + "\n"
+    where = []
+    if (directory := spec.working_directory) and directory.startswith("/"):  # Slurm would go on in /tmp
+        missing = shlex.quote(f"has no directory {directory}, which slurm_args names (--chdir)")
+        where = [f"[ . -ef {shlex.quote(directory)} ] || {{ echo $(hostname) {missing} >&2; exit 1; }}"]
+    return "\n".join(["#!/bin/bash", *directives, *where, *exports, *last]) + "\n"
 
 
 def _directives(spec: SlurmSpec, log_dir: str) -> list[str]:

@@ -108,6 +108,12 @@ class SlurmSpec(BaseModel):
     def nodes(self) -> int:
         return sum(self.meshes.values())
 
+    @property
+    def working_directory(self) -> str | None:
+        """The value of the last ``--chdir`` in ``slurm_args``, which counts."""
+        found = [each for each in self.slurm_args if _option(each) in ("--chdir", "-D")]
+        return found[-1].removeprefix(_option(found[-1])).lstrip("= ").strip("\"'") if found else None
+
     @field_validator("job_name")
     @classmethod
     def _check_name(cls, value: str) -> str:

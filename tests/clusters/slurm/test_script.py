@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -48,6 +49,26 @@ def test_arguments_become_options_of_sbatch() -> None:
     found = directives(batch_script(spec, "python", "/logs", CONNECT))
     assert set(expected.split()) <= set(found)
     assert "--exclusive" not in found
+
+
+@pytest.mark.parametrize("option", ["--chdir={}", "--chdir {}", "-D{}", "-D {}", '--chdir="{}"'])
+def test_a_directory_that_the_node_does_not_have_ends_the_job(tmp_path: Path, option: str) -> None:
+    """Slurm itself goes on in /tmp."""
+    chosen = tmp_path / "it's"
+    spec = SlurmSpec(meshes={"workers": 1}, slurm_args=("--chdir=/other", option.format(chosen)))
+    for script in (
+        batch_script(spec, "python", "/logs", CONNECT),
+        client_script(spec, "python", "/logs", "client"),
+        gateway_script(spec, "python", "/logs", "/d"),
+    ):
+        shown = re.sub(r"^(exec|srun) ", "echo started; exit; ", script, flags=re.MULTILINE)
+        chosen.rmdir() if chosen.exists() else None
+        ran = subprocess.run(["bash", "-c", shown], cwd="/tmp", capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert f"has no directory {chosen}, which slurm_args names (--chdir)" in ran.stderr
+        chosen.mkdir()
+        ran = subprocess.run(["bash", "-c", shown], cwd=chosen, capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stdout) == (0, "started\n")
 
 
 def test_variables_reach_the_workers_whatever_they_contain(tmp_path: Path) -> None:
