@@ -123,6 +123,7 @@ class JobStatus(BaseModel):
     exit_code: int = 0
     signal: int = 0
     restarts: int = 0
+    node_problem: str = ""  # which node failed, and Slurm's reason for that
 
     @property
     def pending(self) -> bool:
@@ -159,6 +160,8 @@ class JobStatus(BaseModel):
         text = ENDS.get(self.state, "Slurm gives no explanation")
         if self.state == "TIMEOUT" and self.time_limit:
             text += f" of {self.time_limit} min"
+        if self.node_problem:
+            text += f": {self.node_problem}"
         details = []
         if self.reason not in _SAYS_NO_MORE:
             details.append(f"reason {self.reason}")

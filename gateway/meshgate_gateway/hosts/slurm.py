@@ -373,6 +373,9 @@ class SlurmHosts:
         status = await asyncio.to_thread(self._cluster.status)
         if status is None:  # it ended longer ago than Slurm remembers
             status = self._status.model_copy(update={"state": UNKNOWN, "reason": ""})
+        if status.state == "NODE_FAIL" and (node := status.batch_host):  # the loss of another does not end the job
+            state = await asyncio.to_thread(self._node_state, node)
+            status = status.model_copy(update={"node_problem": f"{node}{state}"})
         if status.state != self._status.state:
             log.info("job changed state", job=self._job_id, state=status.state, reason=status.reason)
         self._status = status

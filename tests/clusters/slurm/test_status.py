@@ -101,6 +101,8 @@ def test_a_job_that_slurm_has_forgotten_has_ended() -> None:
     found = JobStatus(job_id=7, state=UNKNOWN)
     assert found.ended
     assert found.describe_end() == "Slurm job 7 has ended, and Slurm no longer knows why"
+    failed = JobStatus(job_id=7, state="NODE_FAIL", node_problem="n1 (DOWN: Not responding)")
+    assert failed.describe_end() == "Slurm ended job 7: NODE_FAIL: a node failed: n1 (DOWN: Not responding)"
     assert "Slurm ended job 7: TIMEOUT" in JobStatus(job_id=7, state="TIMEOUT").describe_end()
 
 

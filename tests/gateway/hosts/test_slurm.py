@@ -178,6 +178,16 @@ async def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_
         assert watched.hosts.all_lost()
 
 
+async def test_a_job_that_ends_with_its_first_node_names_the_node() -> None:
+    async with watching() as watched:
+        watched.run()
+        await watched.hosts.wait_ready()
+        watched.cluster.set("NODE_FAIL", batch_host="n1", reason="NodeDown")
+        reason = "Slurm ended job 7: NODE_FAIL: a node failed: n1 (DOWN: Not responding)"
+        assert [await watched.lost.get(), await watched.lost.get()] == [("a", "n1", reason), ("b", "n2", reason)]
+        assert watched.hosts.report().why == reason
+
+
 async def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
     async with watching() as watched:
         watched.run()
