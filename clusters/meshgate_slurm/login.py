@@ -59,7 +59,7 @@ from meshgate_slurm.messages import (
 from meshgate_slurm.records import forget_job, list_jobs, record_job
 from meshgate_slurm.script import batch_log, client_script, gateway_script, log_directory
 from meshgate_slurm.spec import SlurmSpec
-from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, missing_log, read_end
+from meshgate_slurm.status import REQUEUED, UNKNOWN, JobStatus, last_lines, missing_log, read_end
 
 JOB_END_TIMEOUT = 20.0
 GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known
@@ -221,6 +221,8 @@ def _report(text: str) -> BaseModel:
     job = RunningSlurmJob.model_validate_json(text)
     known = commands.jobs([job.job_id]).get(job.job_id)
     status = JobStatus(job_id=job.job_id, state=UNKNOWN) if known is None else known
+    if status.restarts and not status.ended and not os.path.isdir(job.directory):  # removed at the end of the gateway
+        status = status.model_copy(update={"state": REQUEUED})
     report = JobReport.of(status, sum(job.meshes.values()))
     if report.pending:
         return report

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from meshgate_processes.identity import last_output
 
+REQUEUED = "REQUEUE"  # our word for the state of a job that has run and waits to run again, without what it was for
 UNKNOWN = "UNKNOWN"  # the state of a job that ended longer ago than Slurm remembers
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 ALIVE = PENDING | {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING"}
@@ -49,6 +50,7 @@ ENDS: Mapping[str, str] = {
     "NODE_FAIL": "a node failed",
     "OUT_OF_MEMORY": "it used more memory than it was given; ask for more with mem=",
     "PREEMPTED": "a job of another partition or QOS took its nodes",
+    REQUEUED: "it was put back into the queue, as by `scontrol requeue`, which ended its workers",
     "REVOKED": "another cluster of the federation took it",
     "TIMEOUT": "it reached its time limit",
 }

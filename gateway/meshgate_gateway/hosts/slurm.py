@@ -29,7 +29,7 @@ from meshgate_gateway.supervisor.supervisor import KeptDescriptors
 from meshgate_slurm.commands import SlurmError, Unanswered
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import DEFAULT_WARN_BEFORE, SlurmSpec
-from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, missing_log
+from meshgate_slurm.status import REQUEUED, UNKNOWN, JobStatus, last_lines, missing_log
 
 log = EventLog()
 
@@ -261,6 +261,7 @@ class SlurmHosts:
             first += count
         self._status = JobStatus(job_id=job_id)
         self._failed: str | None = None  # why workers that never connected cannot be used
+        self._restarts: int | None = None  # of the job, before its workers connected
         self._running_since: float | None = None
         self._warned_for: float | None = 0.0  # unknown: sessions may have had notice from the server before this one
         self._suspended = False
@@ -376,6 +377,12 @@ class SlurmHosts:
         if status.state == "NODE_FAIL" and (node := status.batch_host):  # the loss of another does not end the job
             state = await asyncio.to_thread(self._node_state, node)
             status = status.model_copy(update={"node_problem": f"{node}{state}"})
+        if self._restarts is None or not self.workers.by_rank:
+            self._restarts = status.restarts
+        if status.restarts > self._restarts and not status.ended:  # it would run again, for no one
+            status = status.model_copy(update={"state": REQUEUED})
+            with contextlib.suppress(SlurmError):
+                await asyncio.to_thread(self._cluster.cancel)
         if status.state != self._status.state:
             log.info("job changed state", job=self._job_id, state=status.state, reason=status.reason)
         self._status = status

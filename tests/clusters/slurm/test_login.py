@@ -289,6 +289,17 @@ def test_the_end_of_a_job_by_the_failure_of_its_first_node_has_slurms_reason_for
     assert str(report.failed).startswith(report.why)
 
 
+@pytest.mark.parametrize(("restarts", "ended"), [(0, False), (1, True)])
+def test_a_job_that_was_requeued_after_its_gateway_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, ended: bool
+) -> None:
+    status = JobStatus(job_id=7, state="PENDING", restarts=restarts)
+    monkeypatch.setattr(commands, "jobs", lambda numbers: {7: status})
+    assert report_of_a_job_on_nodes(tmp_path).pending  # as after a start that failed before the gateway ran
+    report = report_of_a_job_on_nodes(tmp_path / "removed")
+    assert (report.ended, "put back into the queue" in report.why) == (ended, ended)
+
+
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_directory_of_logs_that_cannot_be_used_is_named(tmp_path: Path, missing: bool) -> None:
     logs = tmp_path / "file" / "logs" if missing else tmp_path / "file"

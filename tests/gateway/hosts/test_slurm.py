@@ -188,6 +188,20 @@ async def test_a_job_that_ends_with_its_first_node_names_the_node() -> None:
         assert watched.hosts.report().why == reason
 
 
+async def test_a_job_that_is_requeued_has_ended_and_is_cancelled() -> None:
+    async with watching() as watched:
+        watched.cluster.set("PENDING", restarts=1)  # its first start failed before any worker
+        await watched.until(lambda: watched.hosts._restarts == 1)
+        watched.connect(0)
+        watched.connect(1)
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), restarts=1)
+        await watched.until(lambda: watched.hosts.report().state == "RUNNING")
+        watched.cluster.set("PENDING", reason="BeginTime", restarts=2)
+        assert "Slurm ended job 7: REQUEUE: it was put back into the queue" in (await watched.lost.get())[2]
+        assert watched.cluster.cancelled
+        assert watched.hosts.report().ended
+
+
 async def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
     async with watching() as watched:
         watched.run()
