@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from typing_extensions import Self
 
 from meshgate.caller import note_wait, report_interrupt, warn_caller
-from meshgate.errors import GatewayLostError, JobCacheWarning, JobError, JobNotRunning, JobUnsupported, MeshgateError
+from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsupported, MeshgateError
 from meshgate.html import card
 from meshgate.jobs.rank_access import RankAccess
 from meshgate.jobs.run_access import RunAccess
@@ -122,9 +122,6 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         ``apply()`` calls it each time, so it must be cheap."""
         return self.can_run(self)
 
-    def _replace_gateway(self) -> None:
-        """Waits until the running job, whose gateway was lost, has another one. For job types that get one."""
-
     @property
     def _ends_when_killed(self) -> bool:
         """Whether ``_kill`` ends the job. It leaves one running that this program is part of, or cannot end."""
@@ -179,10 +176,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
     # --- public interface
 
     def apply(self, client_script: str | None = None) -> None:
-        """Starts the job unless it is running. Starts a new one if it has ended.
-
-        If the session was lost with its gateway, waits until the job has another one.
-        """
+        """Starts the job unless it is running. Starts a new one if it has ended."""
         with self._lock:
             self._use_joined()
             running = self._running
@@ -194,8 +188,6 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                 self._create(client_script)
                 self._status, self._only_found = "running", False
                 self._owner = os.getpid()
-            elif running and running._client and isinstance(running._client.error, GatewayLostError):
-                running._replace_gateway()
 
     @property
     def apply_id(self) -> str | None:

@@ -280,13 +280,6 @@ class KubernetesJob(ClusterJob["RunningJob"]):
             self._outlive_driver()
             raise
 
-    def _replace_gateway(self) -> None:
-        """Kubernetes replaces the pod, and this what was deleted besides, such as the budget that delayed a drain."""
-        job = self._require_job()
-        if job.uid and self._request.meshes:
-            request = self._request.model_copy(update={"name": job.name})
-            self._job = self._provider().start(request, self._bind_if_scoped)
-
     def _bind_if_scoped(self, job: RunningJob) -> None:
         if job.uid:  # otherwise it is the job of the gateway itself, which kill() does not end
             super()._bind_if_scoped(job)

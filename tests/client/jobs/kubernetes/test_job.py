@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import kubernetes
@@ -22,8 +21,7 @@ from meshgate import (
     job_load,
     job_loads,
 )
-from meshgate.errors import GatewayLostError, JobError, JobStartFailed
-from meshgate.jobs.kubernetes.requests import JobRequest
+from meshgate.errors import JobError, JobStartFailed
 from meshgate.session import gateway_client
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 
@@ -245,27 +243,6 @@ def test_a_second_ctrl_c_while_the_session_closes_still_ends_the_job() -> None:
     with pytest.raises(KeyboardInterrupt):
         job._kill()
     assert provider.ended == ["trainer"]
-
-
-def test_apply_waits_for_the_gateway_that_replaces_a_lost_one() -> None:
-    started: list[str | None] = []
-
-    class Provider(FakeProvider):
-        def refreshed(self, job: RunningJob) -> RunningJob:
-            return job
-
-        def start(self, request: JobRequest, created: object) -> RunningJob:
-            started.append(request.name)
-            return RunningJob(name="generated", namespace="default", uid="1", token="", meshes={"workers": 1})
-
-    job = KubernetesJob(compute=Compute())
-    job._cached_provider = Provider()  # type: ignore[assignment]
-    job.apply()
-    job.apply()
-    assert started == [None]
-    job._client = SimpleNamespace(error=GatewayLostError("its pod is being deleted"))  # type: ignore[assignment]
-    job.apply()
-    assert started == [None, "generated"]
 
 
 @pytest.mark.parametrize("uid", ["1", ""])
