@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         PullFailed,
         SessionExpiredError,
         SessionTakenOverError,
+        SpawnFailed,
         SPMDFailed,
         StaleCodeError,
         StaleCodeWarning,
@@ -132,8 +133,8 @@ _HOMES = {
         "ActorError AuthenticationError BootstrapFailed CallCancelledError ClassNotImportable ConnectionFailedError "
         "EngineDiedError ErrorKind GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError "
         "JobCacheWarning JobError JobFileError JobNotRunning JobStartFailed JobUnsupported MeshFailure MeshgateError "
-        "PullFailed SPMDFailed SessionExpiredError SessionTakenOverError StaleCodeError StaleCodeWarning "
-        "StepFailedError SupervisionError UnpicklableArgument UnreadableResult ValueLostError "
+        "PullFailed SPMDFailed SessionExpiredError SessionTakenOverError SpawnFailed StaleCodeError "
+        "StaleCodeWarning StepFailedError SupervisionError UnpicklableArgument UnreadableResult ValueLostError "
         "VersionMismatchError"
     ),
     "meshgate.session.futures": "Future FutureProxy",
@@ -175,13 +176,13 @@ __all__ = [
     "JobTrait", "JobUnsupported", "KeptInfo", "KeptMesh", "KubeConfig", "KubernetesJob", "LinkLeavesTree", "LocalJob",
     "MeshAdminConfig", "MeshFailure", "MeshgateError", "Point", "Port", "PortReceiver", "ProcMesh", "ProcMeshProxy",
     "ProcessJob", "PullFailed", "RankedPortReceiver", "Region", "Route", "Run", "RunStatus", "SPMDFailed",
-    "SessionExpiredError", "SessionInfo", "SessionTakenOverError", "Shape", "Slice", "SlurmJob", "StaleCodeError",
-    "StaleCodeWarning", "StepFailedError", "SupervisionError", "TelemetryConfig", "TreeError", "TreeTooLarge",
-    "UnpicklableArgument", "UnreadableResult", "UnstableFile", "UrlDialer", "ValueLostError", "ValueMesh",
-    "VersionMismatchError", "as_endpoint", "concurrent_endpoint", "context", "current_actor_name", "current_client",
-    "current_rank", "current_size", "default_bootstrap_cmd", "endpoint", "get_meter", "get_or_spawn_controller",
-    "job_load", "job_loads", "native_hosts", "returns_future", "send", "shutdown_context", "span", "tag", "this_host",
-    "this_proc", "traced", "unhandled_fault_hook", "use_client",
+    "SessionExpiredError", "SessionInfo", "SessionTakenOverError", "Shape", "Slice", "SlurmJob", "SpawnFailed",
+    "StaleCodeError", "StaleCodeWarning", "StepFailedError", "SupervisionError", "TelemetryConfig", "TreeError",
+    "TreeTooLarge", "UnpicklableArgument", "UnreadableResult", "UnstableFile", "UrlDialer", "ValueLostError",
+    "ValueMesh", "VersionMismatchError", "as_endpoint", "concurrent_endpoint", "context", "current_actor_name",
+    "current_client", "current_rank", "current_size", "default_bootstrap_cmd", "endpoint", "get_meter",
+    "get_or_spawn_controller", "job_load", "job_loads", "native_hosts", "returns_future", "send", "shutdown_context",
+    "span", "tag", "this_host", "this_proc", "traced", "unhandled_fault_hook", "use_client",
 ]  # fmt: skip
 
 

@@ -6,7 +6,8 @@
     ├── ActorError                   an endpoint raised an exception (also Monarch's ActorError, if installed)
     ├── SupervisionError             an actor, process or host died (also a RuntimeError); carries a MeshFailure
     ├── StepFailedError              an earlier step that this one depends on failed; names that step
-    │   └── BootstrapFailed         the bootstrap of its processes raised; an ActorError, too
+    │   ├── BootstrapFailed         the bootstrap of its processes raised; an ActorError, too
+    │   └── SpawnFailed             what it needs died while it started; a SupervisionError, too
     ├── CallCancelledError           the program cancelled the call (also a concurrent.futures.CancelledError)
     ├── ValueLostError               the process that kept a value has ended (also a RuntimeError)
     ├── InvalidRequestError          the gateway rejected a request (also a ValueError)
@@ -54,8 +55,9 @@ __all__ = [
     "ConnectionFailedError", "EngineDiedError", "ErrorKind", "GatewayError", "GatewayFault", "GatewayLostError",
     "ImageStepFailed", "InvalidRequestError", "JobCacheWarning", "JobError", "JobFileError", "JobNotRunning",
     "JobStartFailed", "JobUnsupported", "MeshFailure", "MeshgateError", "PullFailed", "SPMDFailed",
-    "SessionExpiredError", "SessionTakenOverError", "StaleCodeError", "StaleCodeWarning", "StepFailedError",
-    "SupervisionError", "UnpicklableArgument", "UnreadableResult", "ValueLostError", "VersionMismatchError",
+    "SessionExpiredError", "SessionTakenOverError", "SpawnFailed", "StaleCodeError", "StaleCodeWarning",
+    "StepFailedError", "SupervisionError", "UnpicklableArgument", "UnreadableResult", "ValueLostError",
+    "VersionMismatchError",
 ]  # fmt: skip
 
 
@@ -207,6 +209,15 @@ class BootstrapFailed(StepFailedError, ActorError):
         vars(self).update({} if raised is None else vars(raised), step=step, report=message)
 
 
+class SpawnFailed(StepFailedError, SupervisionError):
+    """The step that failed is a spawn: an actor, process or host died before it was up; ``failure`` says which.
+    Handlers for ``SupervisionError`` catch it, too, so that they need not know when the loss came."""
+
+    def __init__(self, message: str, step: str = "", failure: MeshFailure | None = None, *, endpoint: str = "") -> None:
+        SupervisionError.__init__(self, message, failure, endpoint=endpoint)
+        self.step = step
+
+
 class CallCancelledError(MeshgateError, CancelledError):
     """``future.cancel()`` has ended the call. ``call`` names it; ``ranks`` had not answered."""
 
@@ -219,7 +230,7 @@ class CallCancelledError(MeshgateError, CancelledError):
 class ValueLostError(MeshgateError, RuntimeError):
     """A process has ended that kept a value.
 
-    ``call`` is the call whose result it was, ``ranks`` are the ranks of that call whose values are lost, and ``hosts``
+    ``call`` is the call whose result it was, ``ranks`` are the ranks of the mesh whose values are lost, and ``hosts``
     where they were, by rank.
     """
 

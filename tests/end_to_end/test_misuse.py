@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import MeshgateError, ProcessJob, PullFailed, current_client
+from meshgate import MeshgateError, ProcessJob, PullFailed, SupervisionError, current_client
 from tests.end_to_end.actors import FailingInit, Worker
 from tests.end_to_end.conftest import FaultsOf
 from tests.end_to_end.test_code_recovery import host_processes
@@ -28,8 +28,10 @@ def test_a_spawn_on_a_killed_host_fails_promptly_and_the_other_host_works(monkey
         os.kill(host_processes(job)[1], signal.SIGKILL)
         for _ in range(2):  # before and after the gateway notices the end of the host
             start = time.monotonic()
-            with pytest.raises(MeshgateError, match=r"workers-1: the host .* was killed by SIGKILL"):
-                hosts.spawn_procs().spawn("failing", Worker).rank.call().get(timeout=TIMEOUT)
+            procs = hosts.spawn_procs()
+            with pytest.raises(SupervisionError, match=r"workers-1: the host .* was killed by SIGKILL"):
+                procs.spawn("failing", Worker).rank.call().get(timeout=TIMEOUT)
+            procs.stop().get(timeout=TIMEOUT)  # as a loop does that goes on after a loss
             assert time.monotonic() - start < PROMPT
         remaining = hosts.slice(hosts=slice(0, 1)).spawn_procs().spawn("remaining", Worker)
         assert list(remaining.rank.call().get(timeout=TIMEOUT).values()) == [0]

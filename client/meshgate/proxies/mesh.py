@@ -111,7 +111,7 @@ class MeshProxy(ShapedMesh, RemoteReference):
 
     def _request_stop(self, operation: str, reason: str, *, mark: str, shutdown: bool = False) -> FutureProxy[None]:
         """``mark``: why the mesh cannot be used from now on; empty if it can."""
-        ack = PendingAck(self._object, f"{self._name}.{operation}")
+        ack = PendingAck(self._object, f"{self._name}.{operation}", ends=self._kind == "procs")
         self._client.request(
             ack,
             lambda call: Stop(call=call, target=self._ref, reason=reason, shutdown=shutdown),

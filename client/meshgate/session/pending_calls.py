@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from meshgate.errors import SpawnFailed
 from meshgate.session.errors.unread import FailedCall, UnreadFailures
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.shape import Shape
@@ -276,18 +277,31 @@ class PendingAck(PendingCall):
     """Expects an acknowledgement: ``stop()``, ``initialized``. The future's value is ``value``."""
 
     def __init__(
-        self, target: int, endpoint: str, value: Any = None, *, acknowledged: Callable[[int], object] | None = None
+        self,
+        target: int,
+        endpoint: str,
+        value: Any = None,
+        *,
+        acknowledged: Callable[[int], object] | None = None,
+        ends: bool = False,
     ) -> None:
-        """``acknowledged`` is called with the number, on the connection thread, before the future is settled."""
+        """``acknowledged`` is called with the number, on the connection thread, before the future is settled. ``ends``:
+        it has nothing to do if the target died before it was up."""
         super().__init__(target, endpoint)
         self.future: FutureProxy[Any] = FutureProxy(call=self)
-        self._value, self._acknowledged = value, acknowledged
+        self._value, self._acknowledged, self._ends = value, acknowledged, ends
 
     def futures(self) -> Sequence[FutureProxy[Any]]:
         return (self.future,)
 
     def settle(self, read: Callable[[], Any]) -> None:
         self.future.settle(read)
+
+    def fail(self, make_error: Callable[[], Exception]) -> None:
+        if self._ends and isinstance(make_error(), SpawnFailed):
+            self.done_received()
+        else:
+            super().fail(make_error)
 
     def done_received(self) -> None:
         if self._acknowledged is not None:

@@ -15,6 +15,7 @@ from meshgate.errors import (
     ActorError,
     GatewayError,
     MeshFailure,
+    SpawnFailed,
     StepFailedError,
     SupervisionError,
     UnreadableResult,
@@ -147,9 +148,11 @@ def test_a_failed_step_fails_its_dependents_with_the_step_named(gateway: Scripte
     hosts = client.attach_hosts("workers", 2)
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="trainers")
     mesh: Any = procs.spawn("counters", Counter)
-    with pytest.raises(StepFailedError, match="no memory") as caught:
+    with pytest.raises(SupervisionError, match="no memory") as caught:
         mesh.add.call(1).get(timeout=20)
+    assert isinstance(caught.value, SpawnFailed)
     assert caught.value.step == "spawn_procs({'gpus': 2}, name='trainers')"
+    assert caught.value.failure == caught.value.__cause__.failure
     assert isinstance(caught.value.__cause__, SupervisionError)
 
     hosts.initialized.get(timeout=20)

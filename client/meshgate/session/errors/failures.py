@@ -25,6 +25,7 @@ from meshgate.errors import (
     InvalidRequestError,
     MeshFailure,
     MeshgateError,
+    SpawnFailed,
     StaleCodeError,
     StepFailedError,
     SupervisionError,
@@ -107,6 +108,8 @@ def from_failure(
     error = _sent_exception(failure, raised) or _build(failure, raised, endpoint, shared_environment)
     if isinstance(error, StepFailedError) and isinstance(cause, ActorError):
         error = BootstrapFailed(str(error), error.step, cause)
+    elif isinstance(error, StepFailedError) and isinstance(cause, SupervisionError):
+        error = SpawnFailed(str(error), error.step, cause.failure, endpoint=endpoint)
     if cause is not None:
         error.__cause__ = cause
     return error
