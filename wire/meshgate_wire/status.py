@@ -35,7 +35,10 @@ class CallStatus(_Model):
     total: int = Field(description="ranks that were called")
     answered: int
     waiting: dict[int, str] = Field(default={}, description="host by rank, for the first ranks without an answer")
-    procs: str = Field(default="", description="the proc mesh of the actors, with the same ranks")
+    procs: str = Field(default="", description="the proc mesh of the actors")
+    processes: dict[int, int] = Field(
+        default={}, description="the rank in that mesh of each rank in `waiting`: the same"
+    )
     cancelled: bool = Field(default=False, description="the program has cancelled it, and ranks have not ended it yet")
 
 

@@ -305,7 +305,7 @@ def _report(session: str, call: CallStatus, stacks: Iterable[ProcessStacks]) -> 
     # Another session may have a mesh of the same name on the same hosts.
     mesh = [each for each in stacks if (each.session, each.mesh) == (session, call.procs)]
     scripts = [each for each in mesh if each.script]
-    wanted = list(call.waiting)[:RANKS_EXPLAINED]
+    wanted = list(call.processes.values())[:RANKS_EXPLAINED]
     first_at = {each.place: each for each in reversed(scripts)}
     waiting = sorted(first_at.values(), key=lambda each: each.rank) or [each for each in mesh if each.rank in wanted]
     places = places_text(scripts, call.total)

@@ -29,9 +29,9 @@ def own_token() -> str:
 
     Files are renewed by others, before the token in them expires.
     """
-    if token := os.environ.get("MESHGATE_TOKEN", "").strip():
+    if token := _variable():
         return token
-    if file := os.environ.get("MESHGATE_TOKEN_FILE"):
+    if file := _variable("_FILE"):
         try:
             token = Path(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def own_token() -> str:
         if not token:
             raise JobError(f"the file of MESHGATE_TOKEN_FILE={file} is empty")
         return token
-    if command := os.environ.get("MESHGATE_TOKEN_COMMAND"):
+    if command := _variable("_COMMAND"):
         return _token_command(command).token()
     raise JobError("no token: set MESHGATE_TOKEN, MESHGATE_TOKEN_FILE or MESHGATE_TOKEN_COMMAND")
 
@@ -54,7 +54,11 @@ def find_token() -> str:
 
 def has_own_token() -> bool:
     """Whether the environment says where the token for the gateway is."""
-    return any(os.environ.get(f"MESHGATE_TOKEN{kind}", "").strip() for kind in ("", "_FILE", "_COMMAND"))
+    return any(map(_variable, ("", "_FILE", "_COMMAND")))
+
+
+def _variable(kind: str = "") -> str:
+    return os.environ.get(f"MESHGATE_TOKEN{kind}", "").strip()
 
 
 def token_to_dial(find: Callable[[], str] = find_token) -> str:
@@ -68,7 +72,7 @@ def token_to_dial(find: Callable[[], str] = find_token) -> str:
 
 def token_is_renewed() -> bool:
     """Whether the token that is found here is renewed. A variable changes only if this program sets it."""
-    return not os.environ.get("MESHGATE_TOKEN")
+    return not _variable()
 
 
 class _Status(BaseModel):

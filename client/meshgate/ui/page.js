@@ -163,7 +163,7 @@ function cellsOfProcs(procs, session) {
   const busy = new Map();
   if (sameName === 1)
     for (const call of session.calls.filter((each) => each.procs === procs.name).reverse())
-      for (const rank of Object.keys(call.waiting).map(Number)) busy.set(rank, `runs or waits for ${call.mesh}.${call.endpoint} since ${age(call.age)}`);
+      for (const rank of Object.values(call.processes)) busy.set(rank, `runs or waits for ${call.mesh}.${call.endpoint} since ${age(call.age)}`);
   return Array.from({ length: total }, (_, rank) => {
     const host = hostOf(procs, rank, total);
     const [mesh, ranks] = [...ended].find(([mesh, ranks]) => ranks.has(rank) && (mesh === procs || !ranks.get(rank).stopped)) ?? [];

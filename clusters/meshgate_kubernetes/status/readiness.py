@@ -75,7 +75,7 @@ class ProgressListener(Protocol):
     """Receives the progress of a starting job, on the waiting thread. An exception that it raises ends the wait."""
 
     def created(self, obj: Object) -> None:
-        """The API server has created an object, or it existed."""
+        """The API server has created an object."""
 
     def progress(self, progress: Progress) -> None:
         """The pods or their problems have changed, or ``HEARTBEAT`` seconds have passed."""

@@ -244,7 +244,10 @@ class KubernetesHosts:
         except KubernetesError as error:
             # The gateway's role and account are deleted with the job, often before its pods.
             superfluous = isinstance(error, (Forbidden, Unauthenticated))
-            log.warning("cannot find out whether an object is being deleted", name=unless[1], reason=str(error))
+            given = {"notice_given": not superfluous}
+            log.warning(
+                "cannot find out whether an object is being deleted", name=unless[1], reason=str(error), **given
+            )
         if not superfluous and host in self._handed_out[mesh].values():  # else it has ended meanwhile
             log.warning("host will end", mesh=mesh, host=host.name, reason=reason, seconds=seconds)
             self._on_ending(mesh, host.name, reason, seconds)

@@ -36,6 +36,7 @@ def call(age: float, *waiting: int) -> CallStatus:
         answered=1,
         waiting=dict.fromkeys(waiting, "workers-0"),
         procs="procs",
+        processes={rank: rank for rank in waiting},
     )
 
 

@@ -77,6 +77,7 @@ def status(hosts: int, gpus: int) -> JobStatus:
         answered=hosts * gpus - 2,
         waiting={0: "workers-0", 1: "workers-0"},
         procs="procs",
+        processes={0: 0, 1: 1},
     )
     session = SessionStatus(
         session="0123456789abcdef" * 2,

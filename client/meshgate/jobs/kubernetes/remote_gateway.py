@@ -51,7 +51,10 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         """``token``: instead of the one that ``find_token`` finds for each connection. Raises JobError if that finds
         none now."""
         if not token:
-            find_token()
+            try:
+                find_token()
+            except JobError as error:
+                raise JobError(f"cannot use the gateway at {url}: {error}") from None
         super().__init__(url, token or token_to_dial, parse_reply, CREATES_NONE, token_is_renewed)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:

@@ -548,13 +548,15 @@ def _ended(prepared: Prepared, pending: PendingCall, response: Response | None) 
 
 def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
     """``now`` is a time of ``time.monotonic``."""
+    waiting = pending.waiting()
     return CallStatus(
         mesh=pending.mesh,
         endpoint=pending.endpoint,
         age=round(now - pending.started, 3),
         total=pending.expected,
         answered=len(pending.replies),
-        waiting=pending.waiting(),
+        waiting=waiting,
         procs=mesh.procs.name if mesh.procs is not None else "",
+        processes={rank: rank for rank in waiting},  # earlier versions counted the others in the slice
         cancelled=pending.state is CallState.CANCELLED,
     )
