@@ -132,7 +132,7 @@ class CombinedHosts:
         return any(p.replaces_hosts(mesh) for p in self._providers if mesh in p.meshes())
 
     def all_lost(self) -> bool:
-        return all(provider.all_lost() for provider in self._providers)
+        return all(provider.all_lost() for provider in self._providers if provider.meshes())
 
     async def wait_ready(self) -> None:
         for provider in self._providers:

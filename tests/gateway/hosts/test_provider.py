@@ -30,6 +30,15 @@ def test_combined_hosts_have_the_meshes_of_all_providers() -> None:
     assert not hosts.all_lost()
 
 
+def test_all_hosts_are_lost_if_those_of_every_provider_are_that_has_any() -> None:
+    class Lost(StaticHosts):
+        def all_lost(self) -> bool:
+            return True
+
+    assert CombinedHosts([StaticHosts({}), Lost({"a": ["ipc://1"]})]).all_lost()  # as in each gateway of a Slurm job
+    assert not CombinedHosts([StaticHosts({"b": ["ipc://2"]}), Lost({"a": ["ipc://1"]})]).all_lost()
+
+
 def test_an_unknown_mesh_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(HostsUnavailable, match=r"no mesh 'c'; its meshes: a, b"):
         asyncio.run(CombinedHosts([StaticHosts({"b": [], "a": []})]).hosts("c"))
