@@ -244,9 +244,11 @@ class KubernetesHosts:
         except KubernetesError as error:
             # The gateway's role and account are deleted with the job, often before its pods.
             superfluous = isinstance(error, (Forbidden, Unauthenticated))
-            given = {"notice_given": not superfluous}
             log.warning(
-                "cannot find out whether an object is being deleted", name=unless[1], reason=str(error), **given
+                "cannot find out whether an object is being deleted",
+                name=unless[1],
+                reason=str(error),
+                notice_given=not superfluous,
             )
         if not superfluous and host in self._handed_out[mesh].values():  # else it has ended meanwhile
             log.warning("host will end", mesh=mesh, host=host.name, reason=reason, seconds=seconds)

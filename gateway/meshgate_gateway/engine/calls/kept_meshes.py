@@ -84,15 +84,15 @@ class KeptMeshes:
         procs = kept.servers.procs
         if not procs.dead or not (lost := [rank for rank in ranks if rank in procs.dead]):
             return
-        named = lost[:MAX_RANKS_NAMED]
+        hosts = {rank: procs.host_of(rank) for rank in lost[:MAX_RANKS_NAMED]}
         raise RequestFailed(
             Failure(
                 kind="lost",
                 message=procs.dead[lost[0]],
                 step=kept.label,
                 mesh=procs.name,
-                ranks=tuple(named),
-                hosts={rank: procs.host_of(rank) for rank in named},
+                ranks=tuple(hosts),
+                hosts=hosts,
                 total=len(kept.ranks),
             )
         )

@@ -311,13 +311,13 @@ class PendingCall:
             return None
         if self._abandon():
             return None
-        named = lost[:MAX_RANKS_NAMED]
+        hosts = self._hosts(lost)
         failure = Failure(
             kind="supervision",
             message=dead[self.ranks[lost[0]]],
             mesh=self.mesh,
-            ranks=self._ranks(named),
-            hosts=self._hosts(named),
+            ranks=tuple(hosts),
+            hosts=hosts,
             total=len(self.ranks),
             unanswered=self.expected - len(self.replies),
         )
@@ -350,13 +350,13 @@ class PendingCall:
         return Response(Failed(call=self.call, failure=failure), buffers)
 
     def _actor_failure(self, positions: Sequence[int]) -> Failure:
-        named = positions[:MAX_RANKS_NAMED]
+        hosts = self._hosts(positions)
         return Failure(
             kind="actor",
             message=f"Actor call {self.mesh}.{self.endpoint} failed.",
             mesh=self.mesh,
-            ranks=self._ranks(named),
-            hosts=self._hosts(named),
+            ranks=tuple(hosts),
+            hosts=hosts,
             errors=(self._group(positions, 0),),
             total=len(self.ranks),
             unanswered=self.expected - len(self.replies),
@@ -366,8 +366,9 @@ class PendingCall:
         return {rank: self.host_of(rank) for rank in self._ranks(positions)}
 
     def _ranks(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """The base ranks: people find them in output, stacks and the status under these numbers."""
-        return tuple(self.ranks[at] for at in positions if at < len(self.ranks))  # else of a rank that was not called
+        """The first base ranks: people find them in output, stacks and the status under these numbers."""
+        named = positions[:MAX_RANKS_NAMED]
+        return tuple(self.ranks[at] for at in named if at < len(self.ranks))  # else of a rank that was not called
 
     def _group(self, positions: Sequence[int], buffer: int | None) -> ErrorGroup:
-        return ErrorGroup(ranks=self._ranks(positions[:MAX_RANKS_NAMED]), count=len(positions), buffer=buffer)
+        return ErrorGroup(ranks=self._ranks(positions), count=len(positions), buffer=buffer)
