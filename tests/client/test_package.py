@@ -75,7 +75,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 JOB = (
     "monarch meshgate.actors meshgate.code_sync.push meshgate.images meshgate.mounts.remote meshgate.mounts.gather "
     "meshgate.proxies meshgate.serialization meshgate.session.dialing meshgate.session.session meshgate.shapes "
-    "meshgate.transfer meshgate_sync meshgate_wire asyncio kubernetes pydantic websockets cloudpickle rich typer torch"
+    "meshgate.transfer meshgate_sync meshgate_wire asyncio http.client kubernetes pydantic websockets cloudpickle rich "
+    "typer torch"
 )
 """What only a job that runs needs."""
 SERVER = (

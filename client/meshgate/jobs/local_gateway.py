@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import importlib.util
 import logging
 import os
@@ -192,6 +191,8 @@ class LocalGateway:
 
     def healthy(self) -> bool:
         """Whether the process is running and answers requests."""
+        import http.client  # noqa: PLC0415 - 25 ms of a program's start that pass while the gateway starts
+
         address = urlsplit(self.record.url)
         if not self.alive:
             return False

@@ -32,6 +32,7 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC
 IN_FLIGHT = 16  # reads
 CHANGED_SINCE = frozenset({"absent", "changed"})
 """The kinds of failures of a file that was replaced, shortened or removed since it was listed."""
+IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR})  # where a directory or a link is to be
 CHUNK = 1 << 20
 RECORD_INTERVAL = 32 << 20  # bytes between two updates of the record
 NAME_LIMIT = 255  # bytes, of file systems
@@ -398,7 +399,7 @@ def read_error(failure: tuple[str, str], host: str, path: str) -> PullFailed:
     """The error for a host's (kind, text)."""
     kind, text = failure
     messages = {
-        "absent": f"{path} does not exist on {host}",
+        "absent": f"{path} does not exist on {host}" + ("" if os.path.isabs(path) else f" ({text})"),
         "forbidden": f"the worker process on {host} may not read {path} ({text})",
         "changed": f"{path} changed on {host} while it was being read; pull it again once it is complete",
         "generated": f"{path} on {host} does not have the size that its file system states, as files of /proc and "
@@ -532,6 +533,8 @@ class Download:
                 message = f"no space left on the disk of {target}; free some and pull again to resume"
             else:
                 message = f"cannot write {target} on this machine: {error.strerror}"
+                if error.errno in IN_THE_WAY:
+                    message += "; remove the file that is in the way, or pull to another path"
             raise PullFailed(message, path=str(target)) from error
 
 

@@ -306,6 +306,20 @@ def test_an_error_of_a_host_names_host_and_path(kind: str, message: str) -> None
     assert str(read_error((kind, "text"), "host-1", "/remote")) == str(raised.value)
 
 
+def test_a_missing_relative_path_is_explained_by_the_path_that_the_host_looked_at() -> None:
+    with pytest.raises(PullFailed) as raised:
+        raise read_error(("absent", "No such file or directory: /root/out"), "host-1", "out")
+    assert str(raised.value) == "out does not exist on host-1 (No such file or directory: /root/out)"
+
+
+@pytest.mark.parametrize("local", ["taken", "taken/below"])
+def test_a_directory_is_not_pulled_onto_a_file(tmp_path: Path, local: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(PullFailed, match=r"cannot write .*taken.* on this machine: .*; remove the file that is in the"):
+        download(FakeHost({"a": b"1"}), tmp_path / local)
+    assert contents(tmp_path) == {"taken": b"mine"}
+
+
 def test_a_lost_host_is_a_failed_pull() -> None:
     lost = FutureProxy[Any].failed(SupervisionError("workers-1 died"))
     with pytest.raises(PullFailed, match="cannot read /remote: workers-1 died"):
