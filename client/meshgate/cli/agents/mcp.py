@@ -14,10 +14,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TextIO
 
 import typer
@@ -27,7 +28,9 @@ from meshgate_processes.identity import last_output
 from meshgate_wire.handshake import SOFTWARE_VERSION
 
 PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
-TIMEOUT = 600.0  # seconds
+TIMEOUT = 600.0  # seconds for what a tool runs, unless the call says otherwise, and for each other command
+MOST_TIMEOUT = 1_000_000.0  # seconds
+WAITS = 3  # how often `call` may wait for its timeout: for a reload, for new actors and for the values
 END_TIMEOUT = 20.0  # seconds for a command to end what it runs on the hosts, or its program
 MOST_ERROR = 4000  # characters
 INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS, INTERNAL_ERROR = -32600, -32601, -32602, -32603
@@ -37,7 +40,7 @@ _MODULES = "meshgate.cli.agents.call"
 _MODULES_IN_CLUSTER = "meshgate.jobs.kubernetes.job, meshgate_kubernetes.api.credentials"
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
-_SECONDS = {"type": "number", "description": "seconds"}
+_SECONDS = {"type": "number", "description": "seconds", "default": TIMEOUT, "exclusiveMinimum": 0}
 _TYPES = {"args": list, "kwargs": dict, "init": dict}  # they are passed on item by item
 _EDIT = Edit.model_json_schema()
 _JOB = {
@@ -170,7 +173,8 @@ def command_of(name: str, arguments: Any) -> list[str]:
     for argument, kind in _TYPES.items():
         if arguments.get(argument) is not None:
             _require(arguments[argument], kind, argument)
-    options = [text for option in tool.options for text in _option(option, arguments.get(option))]
+    given = {**arguments, "timeout": _timeout(arguments.get("timeout"))}
+    options = [text for option in tool.options for text in _option(option, given.get(option))]
     options += [f"--namespace={arguments['namespace']}"] if "namespace" in arguments else []
     job = [str(arguments["job"])] if "job" in arguments else []
     if any(each.startswith("-") for each in job):
@@ -185,6 +189,14 @@ def _require(value: Any, kind: type, name: str) -> None:
     if not isinstance(value, kind):
         expected = "an array" if kind is list else "an object"
         raise ValueError(f"{name} must be {expected}, not {json.dumps(value)}")  # noqa: TRY004 - as command_of says
+
+
+def _timeout(value: Any) -> float:
+    if value is None:
+        return TIMEOUT
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_TIMEOUT:
+        raise ValueError(f"timeout must be a number of seconds, at most {MOST_TIMEOUT:,.0f}, not {json.dumps(value)}")
+    return value
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -293,7 +305,8 @@ def _parse(text: str) -> dict[str, Any] | None:
         found = json.loads(text)
     except ValueError:
         try:
-            return {"lines": [json.loads(line) for line in text.splitlines()]} if text.strip() else None
+            # Not splitlines(): JSON strings may contain other line separators, such as U+2028.
+            return {"lines": [json.loads(line) for line in text.strip("\n").split("\n")]} if text.strip() else None
         except ValueError:
             return None
     return found if isinstance(found, dict) and "number" not in found else {"lines": [found]}
@@ -364,13 +377,14 @@ class Commands:
             self._expected[number] = process
             if any(each.startswith("--namespace=") for each in arguments):  # then the next one probably has it, too
                 self._modules = f"{_MODULES}, {_MODULES_IN_CLUSTER}"
+        limit = _limit(arguments)
         with process:
             try:
-                stdout, stderr = process.communicate(json.dumps(arguments), TIMEOUT)
+                stdout, stderr = process.communicate(json.dumps(arguments), limit)
             except subprocess.TimeoutExpired:
                 _end(process)
                 process.communicate()
-                return Outcome(1, "", f"{arguments[0]} did not finish within {TIMEOUT:g} s")
+                return Outcome(1, "", f"{arguments[0]} did not finish within {limit:g} s")
             finally:
                 cancelled = self._forget(number) is None
         if cancelled:
@@ -396,6 +410,13 @@ class Commands:
         if self._next is not None:
             self._next.communicate()  # the end of its input ends it
             self._next = None
+
+
+def _limit(arguments: Sequence[str]) -> float:
+    """Seconds after which a command has failed. One with a limit of its own gets longer, to report what it has done."""
+    options = takewhile("--".__ne__, arguments)
+    own = [float(each.removeprefix("--timeout=")) for each in options if each.startswith("--timeout=")]
+    return WAITS * own[0] + 3 * END_TIMEOUT if own else TIMEOUT
 
 
 def _end(process: subprocess.Popen[str]) -> None:

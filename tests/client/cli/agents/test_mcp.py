@@ -38,7 +38,7 @@ def call(name: str, arguments: Any, outcome: Outcome = Outcome(0, "{}", "")) -> 
         (
             "exec",
             {"job": "a", "rank": [0, 1], "command": ["ls", "--json"]},
-            ["exec", "--json", "--rank=0", "--rank=1", "a", "--", "ls", "--json"],
+            ["exec", "--json", "--rank=0", "--rank=1", "--timeout=600.0", "a", "--", "ls", "--json"],
         ),
         (
             "call",
@@ -54,16 +54,16 @@ def call(name: str, arguments: Any, outcome: Outcome = Outcome(0, "{}", "")) -> 
             },
             [
                 *("call", "--json", '--edit={"file": "f", "new": ""}', "--sync", '--init=rate="r"'),
-                *("--namespace=b", "--job=a", "--", "m.e", '"x"', "2", "k=[1]"),
+                *("--timeout=600.0", "--namespace=b", "--job=a", "--", "m.e", '"x"', "2", "k=[1]"),
             ],
         ),
-        ("call", {"target": "m.e", "sync": False}, ["call", "--json", "--", "m.e"]),
+        ("call", {"target": "m.e", "sync": False, "timeout": None}, ["call", "--json", "--timeout=600.0", "--", "m.e"]),
         (
             "run",
-            {"program": "p.py", "arguments": ["--x", "1"], "timeout": 3},
+            {"program": "p.py", "arguments": ["--x", "1"], "timeout": 3, "edit": None},
             ["run", "--json", "--timeout=3", "--", "p.py", "--x", "1"],
         ),
-        ("run", {"code": "print(1)"}, ["run", "--json", "--code=print(1)"]),
+        ("run", {"code": "print(1)"}, ["run", "--json", "--code=print(1)", "--timeout=600.0"]),
     ],
 )
 def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: list[str]) -> None:
@@ -83,6 +83,9 @@ def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: lis
         ("call", {"target": "m.e", "args": "[1]"}, 'args must be an array, not "[1]"'),
         ("call", {"target": "m.e", "args": 5}, "args must be an array, not 5"),
         ("ls", ["a"], "arguments must be an object"),
+        ("run", {"code": "", "timeout": 0}, "timeout must be a number of seconds, at most 1,000,000, not 0"),
+        ("run", {"code": "", "timeout": "9"}, 'timeout must be a number of seconds, at most 1,000,000, not "9"'),
+        ("run", {"code": "", "timeout": float("inf")}, "timeout must be a number of seconds"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(name: str, arguments: Any, message: str) -> None:
@@ -119,6 +122,12 @@ def test_results_are_data() -> None:
         assert [line["number"] for line in found] == [1, 2][: len(found)]
     failed = call("exec", {"job": "a", "command": ["false"]}, Outcome(1, '{"returncode": 1}', ""))["result"]
     assert failed["structuredContent"] == {"returncode": 1}
+
+
+def test_lines_may_contain_other_line_separators() -> None:
+    lines = [{"number": 1, "text": "a\u2028b\x85c\x0bd"}, {"number": 2, "text": "second"}]
+    printed = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    assert call("logs", {}, Outcome(0, printed, ""))["result"]["structuredContent"]["lines"] == lines
 
 
 def test_an_error_in_the_result_makes_it_one() -> None:
@@ -215,6 +224,16 @@ def run_in(commands: Commands, *arguments: str) -> Outcome:
 def test_output_that_cannot_be_decoded_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "_COMMAND", r"import os; os.write(2, b'\xff')")
     assert run_in(Commands(), "ls").stderr == r"\xff"
+
+
+def test_a_command_has_more_time_than_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_COMMAND", "import time; time.sleep(0.5); print('result')")
+    monkeypatch.setattr(mcp, "TIMEOUT", 0.1)
+    monkeypatch.setattr(mcp, "END_TIMEOUT", 0.1)
+    commands = Commands()
+    assert run_in(commands, "run", "--json", "--timeout=3600").stdout == "result\n"
+    for arguments in (["ls"], ["exec", "job", "--", "pytest", "--timeout=3600"]):
+        assert run_in(commands, *arguments).stderr == f"{arguments[0]} did not finish within 0.1 s"
 
 
 @pytest.mark.parametrize("end", [lambda commands: commands.cancel(1), Commands.close], ids=["cancel", "close"])
