@@ -13,10 +13,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 250.0  # seconds
-# What a busy machine would decide: whether a transfer is shown, and whether an engine takes so long to start that the
-# program reports that it is not connected yet.
-QUIET = {"MESHGATE_PROGRESS": "off", "MESHGATE_QUIET": "110"}
-
 # The end of a program that may have a Monarch of its own: before Python 3.14, a thread of Monarch's that asks for the
 # GIL while the interpreter shuts down aborts the process.
 LEAVE_MONARCH = """
@@ -72,7 +68,7 @@ def run_program(program: str | Path, directory: Path, *, strict: bool = True, ti
         (directory / "program.py").write_text(program)
         program = directory / "program.py"
     command = [sys.executable, *(("-W", "error") if strict else ()), str(program)]
-    environment = {**os.environ, **QUIET}
+    environment = {**os.environ, "MESHGATE_PROGRESS": "off"}  # which a busy machine would decide
     ran = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False, env=environment
     )

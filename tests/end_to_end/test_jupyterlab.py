@@ -118,7 +118,7 @@ OpenNotebook: TypeAlias = Callable[[Mapping[str, str]], Notebook]
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The directory of the notebooks, and the address of JupyterLab with a place for the name of one."""
     notebooks, runtime = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("runtime")
-    environment = {**os.environ, "MESHGATE_QUIET": "110", "JUPYTER_RUNTIME_DIR": str(runtime)}
+    environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime)}
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):  # no files in the home directory
         environment[variable] = str(tmp_path_factory.mktemp(variable))
     environment.pop("MESHGATE_PROGRESS", None)

@@ -162,7 +162,6 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
             environment.setenv(variable, str(tmp_path_factory.mktemp(variable)))
         environment.delenv("MESHGATE_PROGRESS", raising=False)
-        environment.setenv("MESHGATE_QUIET", "110")  # a slow start is reported on stderr
         nbclient.NotebookClient(notebook, timeout_func=timeout_of, kernel_name="python3").execute()
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 

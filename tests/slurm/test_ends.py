@@ -75,6 +75,7 @@ def test_a_driver_leaves_a_job_that_has_ended_without_waiting_for_its_gateway(
     failures: list[MeshFailure] = []
     monkeypatch.setattr(kt, "unhandled_fault_hook", failures.append)
     monkeypatch.setenv("MESHGATE_CLOSE_TIMEOUT", "3600")
+    monkeypatch.setenv("MESHGATE_QUIET", "5")  # as in programs
     with small_job({"workers": 2}, name, tmp_path, gateway_on=gateway_on) as job:
         waiting_call(job)
         run("scancel", str(job.job_id))
