@@ -13,7 +13,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
@@ -140,12 +140,16 @@ class HostEnding(_Model):
     seconds: float
 
 
+Asked: TypeAlias = Literal["status", "session", "output"]
+
+
 class Inspect(_Model):
-    """Asks what the engine knows (``status``), or for the lines printed after number ``after`` (``output``)."""
+    """Asks what the engine knows (``status``), for an entry of the list of sessions (``session``), or for the lines
+    printed after number ``after`` (``output``)."""
 
     type: Literal["inspect"] = "inspect"
     request: int
-    what: Literal["status", "output"]
+    what: Asked
     after: int = 0
 
 
@@ -173,19 +177,7 @@ class ReportState(_Model):
     type: Literal["report_state"] = "report_state"
 
 
-class DescribeSession(_Model):
-    """Requests a SessionDescription."""
-
-    type: Literal["describe"] = "describe"
-
-
 # --- engine to server -------------------------------------------------------------------------------------
-
-
-class EngineReady(_Model):
-    """Monarch is loaded and the event loop runs."""
-
-    type: Literal["ready"] = "ready"
 
 
 class HostsRequest(_Model):
@@ -196,7 +188,7 @@ class HostsRequest(_Model):
 
 
 class Inspected(_Model):
-    """A part of the answer to Inspect, JSON of an ``EngineStatus`` or a ``SessionOutput``. ``more``: others follow."""
+    """A part of the answer to Inspect, which is JSON. ``more``: others follow."""
 
     type: Literal["inspected"] = "inspected"
     request: int
@@ -233,13 +225,6 @@ class ConnectionRefused(_Model):
     type: Literal["refused"] = "refused"
 
 
-class SessionDescription(_Model):
-    """Answers DescribeSession. ``facts`` is for the list of sessions."""
-
-    type: Literal["description"] = "description"
-    facts: dict[str, Any]
-
-
 class SessionEnded(_Model):
     """The session ended in order: its meshes are stopped and the engine exits next."""
 
@@ -259,16 +244,13 @@ ControlMessage: TypeAlias = (
     | JobEnding
     | EndSession
     | ReportState
-    | DescribeSession
     | EngineCounts
-    | EngineReady
     | HostsRequest
     | Inspected
     | ClientConnected
     | ClientDisconnected
     | SessionState
     | ConnectionRefused
-    | SessionDescription
     | SessionEnded
 )
 _messages: TypeAdapter[ControlMessage] = TypeAdapter(Annotated[ControlMessage, Field(discriminator="type")])

@@ -33,7 +33,6 @@ class Stub:
         self.control.send(json.dumps(message).encode())
 
     def run(self) -> None:
-        self.send(type="ready")
         while True:
             watched = [self.control, *([self.client] if self.client else [])]
             readable, _, _ = select.select(watched, [], [])

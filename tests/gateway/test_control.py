@@ -23,7 +23,6 @@ from meshgate_gateway.control import (
     ControlMessage,
     EndSession,
     EngineCounts,
-    EngineReady,
     HostsReply,
     HostsRequest,
     NewConnection,
@@ -48,7 +47,6 @@ HOST = Host(name="workers-0", address="tcp://10.0.0.1:26600")
         (control.HostRestored(mesh="workers", rank=0, host=HOST), "host_back"),
         (control.EndSession(reason="done"), "end"),
         (control.ReportState(), "report_state"),
-        (control.EngineReady(), "ready"),
         (control.EngineCounts(calls={"ok": 2}, call_times=Samples(buckets=(1, 1), seconds=0.5)), "counts"),
         (control.HostsRequest(mesh="workers"), "ask_hosts"),
         (control.ClientConnected(), "connected"),
@@ -103,7 +101,7 @@ async def with_channel() -> AsyncIterator[tuple[ControlChannel, ControlChannel]]
 
 async def test_messages_arrive_unchanged_and_in_order() -> None:
     sent = [
-        EngineReady(),
+        ClientConnected(),
         AssignSession(session="0" * 32, lease=1.5),
         HostsRequest(mesh="workers"),
         HostsReply(mesh="workers", hosts=(Host(name="workers-0", address="ipc:///a"),)),
@@ -155,7 +153,7 @@ async def test_the_peer_reads_all_messages_before_it_sees_the_close() -> None:
         one.close()
         assert await two.receive() == (ClientConnected(), [])
         assert await two.receive() is None
-        assert not two.send(EngineReady())
+        assert not two.send(ClientConnected())
 
 
 async def test_a_waiting_receive_returns_none_on_close() -> None:
@@ -170,11 +168,11 @@ async def test_a_cancelled_receive_loses_no_message() -> None:
     async with with_channel() as (one, two):
         receiving = asyncio.create_task(two.receive())
         await asyncio.wait([receiving], timeout=0)
-        one.send(EngineReady())
+        one.send(ClientConnected())
         receiving.cancel()
         await asyncio.wait([receiving])
         if receiving.cancelled():
-            assert await two.receive() == (EngineReady(), [])
+            assert await two.receive() == (ClientConnected(), [])
 
 
 async def test_the_maximum_number_of_hosts_fits_in_a_message_and_a_larger_message_raises() -> None:

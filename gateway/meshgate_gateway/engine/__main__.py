@@ -33,9 +33,7 @@ from meshgate_gateway.control import (
     ConnectionRefused,
     ControlChannel,
     ControlMessage,
-    DescribeSession,
     EndSession,
-    EngineReady,
     HostEnding,
     HostLost,
     HostRestored,
@@ -45,7 +43,6 @@ from meshgate_gateway.control import (
     NewConnection,
     ReportState,
     RunEnded,
-    SessionDescription,
     SessionEnded,
     SessionState,
 )
@@ -121,7 +118,6 @@ class EngineMain:
         await self._engine.listen(self._host)
         gc.freeze()  # imported modules stay until the end: garbage collections need not traverse them
         gc.enable()
-        self._control.send(EngineReady())
         serving = asyncio.create_task(self._serve_control())
         ended = asyncio.create_task(self._engine.ended.wait())
         await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -174,8 +170,6 @@ class EngineMain:
             self._report_state()
         elif isinstance(message, JobEnding):
             self._engine.job_ending(message)
-        elif isinstance(message, DescribeSession):
-            self._control.send(SessionDescription(facts=self._engine.describe()))
         elif isinstance(message, AssignSession):
             self._assigned(message.session)  # repeated by each further server
 

@@ -237,7 +237,13 @@ class Engine:
         objects, lookup, code, fail = self._objects, self._lookup, self.code, self._actors_ended
         self._hosts = hosts = HostWatch(objects, self.link.send, code, monarch.same_versions.laptop)
         self.inspection = Inspection(
-            objects, self._calling, code, hosts, self._kept.meshes.kept_bytes, session_name=lambda: self._ledger.name
+            objects,
+            self._calling,
+            code,
+            hosts,
+            self._kept.meshes.kept_bytes,
+            session_name=lambda: self._ledger.name,
+            describe=self.describe,
         )
         self._supervision = Supervision(
             objects,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import re
 import signal
 import time
@@ -109,7 +110,8 @@ class _KnownGroups(NamedTuple):
 
 
 class Inspection:
-    """``kept_bytes()``: of the values that stay in processes, by the id of the mesh's record, and by rank."""
+    """``kept_bytes()``: of the values that stay in processes, by the id of the mesh's record, and by rank.
+    ``describe()`` is what the list of sessions says of this one."""
 
     def __init__(
         self,
@@ -119,16 +121,20 @@ class Inspection:
         hosts: HostWatch,
         kept_bytes: Callable[[], Mapping[int, Mapping[int, int]]],
         session_name: Callable[[], str],
+        describe: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._session_name = session_name
+        self._session_name, self._describe = session_name, describe
         self._objects, self._calls, self._code, self._watch, self._kept_bytes = objects, calls, code, hosts, kept_bytes
         self._grouped: dict[int, _KnownGroups] = {}  # by the number of the mesh, as of the last status
         self.output = PrintedLines()
 
     def answer(self, request: Inspect) -> Iterator[Inspected]:
         """The answer, in parts that each fit into a control message."""
-        found = self.status() if request.what == "status" else self.output.after(request.after)
-        body = found.model_dump_json()
+        if request.what == "session":
+            body = json.dumps(self._describe())
+        else:
+            found = self.status() if request.what == "status" else self.output.after(request.after)
+            body = found.model_dump_json()
         parts = [body[start : start + MAX_PART] for start in range(0, len(body), MAX_PART)]
         for index, part in enumerate(parts):
             yield Inspected(request=request.request, body=part, more=index + 1 < len(parts))

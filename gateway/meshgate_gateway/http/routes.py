@@ -184,7 +184,7 @@ class Routes:
             return await self._hosts(request)
         if path == "/v1/sessions":
             restarted = await self._restarted()
-            body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": restarted}
+            body: dict[str, Any] = {"sessions": await inspection.sessions(caller.name), "restarted": restarted}
         elif path == "/v1/status":
             runs = () if self.runs is None else await self.runs.statuses()
             shown = tuple(run.model_copy(update={"command": ()}) for run in runs)

@@ -19,19 +19,18 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import async_timeout
-from pydantic import BaseModel
 
 from meshgate_gateway.child_process import ChildProcess, start_process
 from meshgate_gateway.control import (
     MAX_HOSTS_PER_MESSAGE,
+    Asked,
     ClientConnected,
     ClientDisconnected,
     ConnectionRefused,
     ControlMessage,
-    DescribeSession,
     EndSession,
     EngineCounts,
     HostEnding,
@@ -44,7 +43,6 @@ from meshgate_gateway.control import (
     JobEnding,
     NewConnection,
     RunEnded,
-    SessionDescription,
     SessionEnded,
     SessionState,
 )
@@ -64,8 +62,7 @@ END_TIMEOUT = STOP_TIMEOUT + EXIT_TIMEOUT + 3.0  # seconds: an engine that does 
 REAP_TIMEOUT = 15.0
 DESCRIBE_TIMEOUT = 3.0  # seconds that an engine has to describe its session, or its output
 PREFIX = "ended session/"
-What = Literal["status", "output"]
-M = TypeVar("M", bound=BaseModel)
+EXITED = "its engine has exited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +97,9 @@ class SessionManager:
         self._lease, self._reap_command, self._environment = lease, reap_command, environment
         self._loop = asyncio.get_running_loop()
         self._engines: dict[str, EngineProcess] = {}
-        self.inspection = SessionInspection(sessions, self._engines, hosts)
+        self.inspection = SessionInspection(sessions, self._engines, hosts, lease)
         self.totals = Totals()
         self._handovers: dict[str, list[asyncio.Future[bool]]] = {}
-        self._described: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}  # by session
         self._reaping: dict[asyncio.Task[None], frozenset[str]] = {}  # the meshes of each reaper
         self._sending_hosts: set[asyncio.Task[None]] = set()
@@ -173,24 +169,6 @@ class SessionManager:
         self._end(session, reason)
         return self._serving[session]
 
-    async def describe(self, owner: str) -> list[dict[str, Any]]:
-        """The sessions of ``owner``, as JSON. One whose engine does not answer in time has an ``error``."""
-        sessions = [session for session in self._sessions.owned_by(owner) if session in self._engines]
-        for session in sessions:
-            if session not in self._described:
-                self._described[session] = self._loop.create_future()
-                self._engines[session].send(DescribeSession())
-        waiting = {session: self._described[session] for session in sessions}
-        if waiting:
-            await asyncio.wait(waiting.values(), timeout=DESCRIBE_TIMEOUT)
-        return [self._described_as(session, answer) for session, answer in waiting.items()]
-
-    def _described_as(self, session: str, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
-        facts = {"id": session, "connected": self._sessions.is_connected(session), "lease": self._lease}
-        if not answer.done():
-            return {**facts, "error": f"its engine did not answer within {DESCRIBE_TIMEOUT:g} s"}
-        return {**answer.result(), **facts}
-
     async def close(self, reason: str) -> None:
         """Rejects new connections and ends every session: in order if it stops in time, otherwise by force."""
         for session in self._sessions.stop_admitting(reason):
@@ -223,21 +201,20 @@ class SessionManager:
         returns = not removed and self._hosts.replaces_hosts(mesh)
         last = not removed and self._hosts.all_lost()
         lost = HostLost(mesh=mesh, host=host, reason=reason, returns=returns, removed=removed, last=last)
-        for session, engine in self._engines.items():
-            if mesh in self._sessions.meshes_of(session):
-                engine.send(lost)
+        self._tell_users_of(mesh, lost)
 
     def host_ending(self, mesh: str, host: str, reason: str, seconds: float) -> None:
         """Reports to the sessions that use the mesh of a host that the cluster is going to end it."""
-        for session, engine in self._engines.items():
-            if mesh in self._sessions.meshes_of(session):
-                engine.send(HostEnding(host=host, reason=reason, seconds=seconds))
+        self._tell_users_of(mesh, HostEnding(host=host, reason=reason, seconds=seconds))
 
     def host_restored(self, mesh: str, rank: int, host: Host) -> None:
         """Reports the replacement of a lost host to the sessions that use its mesh."""
+        self._tell_users_of(mesh, HostRestored(mesh=mesh, rank=rank, host=host))
+
+    def _tell_users_of(self, mesh: str, message: ControlMessage) -> None:
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
-                engine.send(HostRestored(mesh=mesh, rank=rank, host=host))
+                engine.send(message)
 
     def run_ended(self, run: str) -> None:
         """Closes the connections that the secret of ``run``, which must not open others any more, has opened. Their
@@ -317,9 +294,6 @@ class SessionManager:
         elif isinstance(message, ConnectionRefused):
             self._settle_handovers(session, taken=True)
             log.info("connection refused: another client holds the session", session=session)
-        elif isinstance(message, SessionDescription):
-            if (answer := self._described.pop(session, None)) is not None and not answer.done():
-                answer.set_result(message.facts)
         elif isinstance(message, ClientDisconnected):
             lease = self._sessions.disconnected(session, self._loop.time(), silence=_silence(message))
             log.info(
@@ -339,8 +313,7 @@ class SessionManager:
     def _on_exit(self, session: str, reason: str, output: str, **facts: object) -> None:
         gone = self._sessions.exited(session, reason, output, self._loop.time())
         self._settle_handovers(session, taken=False)
-        if (answer := self._described.pop(session, None)) is not None and not answer.done():
-            answer.set_result({"error": "its engine has exited"})
+        self.inspection.exited(session)
         self.totals.ended[gone.kind] += 1
         log_at_level = log.warning if gone.kind == "died" else log.info
         log_at_level("session ended", session=session, kind=gone.kind, reason=gone.reason, exit=reason, **facts)
@@ -452,19 +425,26 @@ class EndedSessions:
         self._kept = dict(gone)
 
 
+class _NoAnswer(Exception):
+    """Why an engine has not answered."""
+
+
 class SessionInspection:
-    """Asks the engines what they know about their sessions, for ``GET /v1/status`` and ``GET /v1/output``; it changes
-    none. An engine that does not answer in time is reported as such. ``engines`` are the running engines by session.
+    """Asks the engines what they know about their sessions, for ``GET /v1/status``, ``GET /v1/sessions`` and ``GET
+    /v1/output``; it changes none. An engine that does not answer in time is reported as such. ``engines`` are the
+    running engines by session.
     """
 
-    def __init__(self, sessions: Sessions, engines: Mapping[str, EngineProcess], hosts: HostProvider) -> None:
-        self._sessions, self._engines, self._hosts = sessions, engines, hosts
+    def __init__(
+        self, sessions: Sessions, engines: Mapping[str, EngineProcess], hosts: HostProvider, lease: float
+    ) -> None:
+        self._sessions, self._engines, self._hosts, self._lease = sessions, engines, hosts, lease
         self._numbers = itertools.count(secrets.randbits(32))  # an answer to an earlier server must not be taken
-        self._waiting: dict[int, tuple[list[str], asyncio.Future[str]]] = {}
+        self._waiting: dict[int, tuple[str, list[str], asyncio.Future[str]]] = {}
 
     async def status(self) -> JobStatus:
-        engines = dict(self._engines)
-        sessions = await asyncio.gather(*(self._session(session, engine) for session, engine in engines.items()))
+        running = [(session, engine.pid) for session, engine in self._engines.items()]
+        sessions = await asyncio.gather(*(self._session(session, pid) for session, pid in running))
         meshes = dict(self._hosts.meshes())
         present = tuple(
             HostStatus(mesh=mesh, rank=rank, name=host.name)
@@ -481,48 +461,66 @@ class SessionInspection:
 
     async def output(self, after: Mapping[str, int]) -> OutputPage:
         """What was printed in each session after the line numbered ``after[session]``."""
-        engines = dict(self._engines)
-        pages = await asyncio.gather(*(self._output(each, engine, after) for each, engine in engines.items()))
+        pages = await asyncio.gather(*(self._output(each, after.get(each, 0)) for each in list(self._engines)))
         return OutputPage(sessions=tuple(page for page in pages if page is not None))
 
     def received(self, message: Inspected) -> None:
         """Takes a part of an answer. A late one is dropped."""
-        parts, answer = self._waiting.get(message.request, (None, None))
-        if parts is None or answer is None:
-            return
-        parts.append(message.body)
-        if not message.more and not answer.done():
-            answer.set_result("".join(parts))
+        if message.request in self._waiting:
+            _, parts, answer = self._waiting[message.request]
+            parts.append(message.body)
+            if not message.more and not answer.done():
+                answer.set_result("".join(parts))
 
-    async def _session(self, session: str, engine: EngineProcess) -> SessionStatus:
+    def exited(self, session: str) -> None:
+        """Its engine has exited, and will not answer."""
+        for asked, _, answer in self._waiting.values():
+            if asked == session and not answer.done():
+                answer.set_exception(_NoAnswer(EXITED))
+
+    async def sessions(self, owner: str) -> list[dict[str, Any]]:
+        """The sessions of ``owner``, as JSON. One whose engine does not answer has an ``error``."""
+        owned = [session for session in self._sessions.owned_by(owner) if session in self._engines]
+        return list(await asyncio.gather(*map(self._listed, owned)))
+
+    async def _listed(self, session: str) -> dict[str, Any]:
+        try:
+            known: dict[str, Any] = json.loads(await self._ask(session, "session"))
+        except _NoAnswer as error:
+            known = {"error": str(error)}
+        return {**known, "id": session, "connected": self._sessions.is_connected(session), "lease": self._lease}
+
+    async def _session(self, session: str, pid: int) -> SessionStatus:
         facts = {
             "session": session,
             "owner": self._sessions.owner_of(session),
             "connected": self._sessions.is_connected(session),
-            "pid": engine.pid,
+            "pid": pid,
         }
         try:
-            known = await self._ask(engine, "status", EngineStatus)
-        except asyncio.TimeoutError:
-            return SessionStatus.model_validate(
-                {**facts, "problem": f"its engine did not answer within {DESCRIBE_TIMEOUT:g} s"}
-            )
+            known = EngineStatus.model_validate_json(await self._ask(session, "status"))
+        except _NoAnswer as error:
+            return SessionStatus.model_validate({**facts, "problem": str(error)})
         return SessionStatus.model_validate({**facts, **known.model_dump()})
 
-    async def _output(self, session: str, engine: EngineProcess, after: Mapping[str, int]) -> SessionOutput | None:
+    async def _output(self, session: str, after: int) -> SessionOutput | None:
         try:
-            found = await self._ask(engine, "output", SessionOutput, after.get(session, 0))
-        except asyncio.TimeoutError:
+            found = SessionOutput.model_validate_json(await self._ask(session, "output", after))
+        except _NoAnswer:
             return None
         return found.model_copy(update={"session": session})
 
-    async def _ask(self, engine: EngineProcess, what: What, model: type[M], after: int = 0) -> M:
+    async def _ask(self, session: str, what: Asked, after: int = 0) -> str:
+        if (engine := self._engines.get(session)) is None:
+            raise _NoAnswer(EXITED)
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = ([], answer)
+        self._waiting[number] = (session, [], answer)
         try:
             engine.send(Inspect(request=number, what=what, after=after))
             async with async_timeout.timeout(DESCRIBE_TIMEOUT):
-                return model.model_validate_json(await answer)
+                return await answer
+        except asyncio.TimeoutError:
+            raise _NoAnswer(f"its engine did not answer within {DESCRIBE_TIMEOUT:g} s") from None
         finally:
             del self._waiting[number]

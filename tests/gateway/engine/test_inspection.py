@@ -339,6 +339,11 @@ async def test_a_large_answer_comes_in_parts() -> None:
     assert all(len(part.model_dump_json().encode()) < 160_000 and part.request == 3 for part in parts)
     found = json.loads("".join(part.body for part in parts))
     assert [line["number"] for line in found["lines"]] == list(range(51, 101))
+    client.engine._ledger.name = "x" * 400_000
+    parts = list(client.engine.inspection.answer(Inspect(request=4, what="session")))
+    assert len(parts) > 2
+    assert json.loads("".join(part.body for part in parts))["name"] == client.engine.describe()["name"]
+    client.engine._ledger.name = ""
     (status,) = client.engine.inspection.answer(Inspect(request=4, what="status"))
     assert EngineStatus.model_validate_json(status.body).meshes == ()
     await client.end()

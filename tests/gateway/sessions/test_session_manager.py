@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -557,16 +557,23 @@ def test_what_the_table_forgets_is_dropped() -> None:
 
 
 class Engine:
-    """Answers in parts, unless ``mute``."""
+    """Answers in parts, unless ``mute``; ``exits`` is called when it is asked."""
 
-    def __init__(self, answer: EngineStatus | SessionOutput, *, mute: bool = False) -> None:
-        self.pid, self.answer, self.mute = 7, answer, mute
+    def __init__(
+        self,
+        answer: EngineStatus | SessionOutput | None = None,
+        *,
+        mute: bool = False,
+        exits: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pid, self.answer, self.mute, self.exits = 7, answer or EngineStatus(), mute, exits
         self.asked: list[Inspect] = []
         self.inspection: SessionInspection
 
     def send(self, message: ControlMessage) -> bool:
         assert isinstance(message, Inspect)
         self.asked.append(message)
+        self.exits()
         body = self.answer.model_dump_json()
         for part, more in ((body[:10], True), (body[10:], False)) if not self.mute else ():
             self.inspection.received(Inspected(request=message.request, body=part, more=more))
@@ -578,7 +585,7 @@ def inspect(**engines: Engine) -> SessionInspection:
     for name in engines:
         table.admit(name, "alice", resume=False, now=0)
     table.connected(next(iter(engines)))
-    inspection = SessionInspection(table, engines, StaticHosts({"workers": ["tcp://a", "tcp://b"]}))
+    inspection = SessionInspection(table, engines, StaticHosts({"workers": ["tcp://a", "tcp://b"]}), lease=60)
     for engine in engines.values():
         engine.inspection = inspection
     return inspection
@@ -604,7 +611,7 @@ def test_hosts_keep_their_ranks_in_the_status_when_another_is_lost() -> None:
             return {rank: host for rank, host in super().present(mesh).items() if rank}
 
     hosts = Hosts({"workers": ["tcp://a", "tcp://b"]})
-    status = asyncio.run(SessionInspection(Sessions(lease=60, limit=8, now=0), {}, hosts).status())
+    status = asyncio.run(SessionInspection(Sessions(lease=60, limit=8, now=0), {}, hosts, lease=60).status())
     assert [(host.name, host.rank) for host in status.hosts] == [("workers-1", 1)]
 
 
@@ -615,6 +622,22 @@ def test_an_engine_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPa
     assert one.problem == "its engine did not answer within 0.01 s"
     assert (two.problem, two.version) == ("", "cafe")
     inspection.received(Inspected(request=1, body="{}"))  # a late answer
+
+
+async def test_the_list_has_the_sessions_of_its_caller_and_why_an_engine_did_not_answer() -> None:
+    def exit_another() -> None:
+        del engines["unasked"]
+
+    asked = Engine(mute=True, exits=lambda: inspection.exited("asked"))
+    inspection = inspect(one=Engine(SessionOutput(last=8), exits=exit_another), asked=asked, unasked=Engine())
+    engines = cast("dict[str, Engine]", inspection._engines)
+    one, *others = await inspection.sessions("alice")
+    assert (one["id"], one["connected"], one["lease"], one["last"]) == ("one", True, 60, 8)
+    assert [(each["id"], each["connected"], each["error"]) for each in others] == [
+        ("asked", False, "its engine has exited"),
+        ("unasked", False, "its engine has exited"),
+    ]
+    assert await inspection.sessions("bob") == []
 
 
 def test_output_begins_after_the_lines_that_the_caller_has() -> None:
