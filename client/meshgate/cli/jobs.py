@@ -90,6 +90,8 @@ def kill_jobs(
     With --session only that session of one job, which may be left out as elsewhere. The job and its other sessions
     stay.
     """
+    if "" in (ids or []):  # as of a shell's variable that is not set: every id begins with it
+        raise typer.BadParameter("the id of the job is empty; run `meshgate ls` to list the jobs")
     if session is not None:
         _end_session(ids or [], session, namespace, all_jobs=all_jobs, as_json=as_json)
         return

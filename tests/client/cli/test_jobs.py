@@ -171,7 +171,7 @@ def test_kill_ends_the_job_of_a_file(run: CliRunner, tmp_path: Path) -> None:
     assert "no job file" in f"{result.output}{result.exception}"
 
 
-@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["x"], 3), ([""], 2)])
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["x"], 3)])
 def test_kill_without_a_unique_id_ends_nothing(
     run: CliRunner, jobs: list[LocalEntry], arguments: list[str], code: int
 ) -> None:
@@ -180,6 +180,15 @@ def test_kill_without_a_unique_id_ends_nothing(
     output = result.output.replace("│", "").replace("\n", " ").replace("  ", " ")
     assert "run `meshgate ls` to list them" in output
     assert ("for a job in a cluster, pass its namespace with -n" in output) == (arguments == ["x"])
+    assert all(entry.process.alive for entry in jobs)
+
+
+@pytest.mark.parametrize("arguments", [[""], ["", "0f"], ["0f", ""], ["--all", ""], ["-n", "team", ""]])
+def test_an_empty_id_ends_nothing(run: CliRunner, jobs: list[LocalEntry], arguments: list[str]) -> None:
+    registry.unregister(jobs[1].apply_id)  # so that the prefix "" fits one job
+    result = run.invoke(app, ["kill", *arguments])
+    assert result.exit_code == 2
+    assert "the id of the job is empty; run `meshgate ls` to list the jobs" in result.output
     assert all(entry.process.alive for entry in jobs)
 
 
