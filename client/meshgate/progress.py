@@ -11,9 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Mode: TypeAlias = Literal["live", "plain", "off"]
 
@@ -36,9 +39,15 @@ def _shows_widgets() -> bool:
     """Whether this is a notebook with ipywidgets, where rich replaces what it has shown in the cell."""
     if "IPython" not in sys.modules:
         return False
+    return new_console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+
+
+def new_console(**options: Any) -> Console:
+    """A console of rich that shows text as it is: ``[conv,fc]`` and ``:x:`` in a command, a path or an error are no
+    markup. What is to be bold is a ``Text`` or has a style. All consoles of meshgate come from here."""
     from rich.console import Console  # noqa: PLC0415 - not for programs that show nothing
 
-    return Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    return Console(markup=False, emoji=False, highlight=False, **options)
 
 
 def report_stream() -> TextIO:
@@ -92,10 +101,9 @@ class Waiting(Block):
             self._print_changes(report_stream())
 
     def _redraw(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - most waits are short
-        from rich.text import Text  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415 - most waits are short
 
-        with Console(stderr=True).status(Text(self._text())) as status:
+        with new_console(stderr=True).status(Text(self._text())) as status:
             while not self._over.wait(REDRAW_INTERVAL):
                 status.update(Text(self._text()))
 

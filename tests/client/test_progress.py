@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import itertools
 import queue
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import meshgate
 from meshgate import progress
-from meshgate.progress import Waiting, progress_mode, report_stream
+from meshgate.progress import Waiting, new_console, progress_mode, report_stream
 
 
 class Written(io.StringIO):
@@ -51,6 +54,16 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_PROGRESS", "loud")
     with pytest.raises(ValueError, match="MESHGATE_PROGRESS='loud': expected auto, plain or off"):
         progress_mode(io.StringIO())
+
+
+def test_every_console_shows_text_as_it_is() -> None:
+    made_in = [
+        path for path in Path(meshgate.__file__).parent.rglob("*.py") if re.search(r"\bConsole\(", path.read_text())
+    ]
+    assert [path.name for path in made_in] == ["progress.py"], "use meshgate.progress.new_console"
+    screen = io.StringIO()
+    new_console(file=screen).print("[/x] [a,b] [bold] :x:")
+    assert screen.getvalue() == "[/x] [a,b] [bold] :x:\n"
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.jobs.signals import catch_end_signals, restore_signals
+from meshgate.progress import new_console
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -96,9 +97,7 @@ def emit(result: BaseModel, as_json: bool, render: Callable[[Console], object]) 
 
 def console() -> Console:
     """On a terminal, tables fit its width; elsewhere they have the width of what they contain, and cut nothing."""
-    from rich.console import Console  # noqa: PLC0415 - not for `meshgate --version` and completion
-
-    found = Console(highlight=False, soft_wrap=True)
+    found = new_console(soft_wrap=True)
     if not found.is_terminal:
         found.width = UNLIMITED_WIDTH
     return found

@@ -95,6 +95,6 @@ def _behind_a_gateway(namespace: str) -> bool:
 
 
 def _show(finding: Finding, console: Console) -> None:
-    console.print(f"{'✓' if finding.outcome == 'ok' else '✗'} {finding.check}: {finding.text}", markup=False)
+    console.print(f"{'✓' if finding.outcome == 'ok' else '✗'} {finding.check}: {finding.text}")
     if finding.remedy:
-        console.print(f"    → {finding.remedy}", markup=False)
+        console.print(f"    → {finding.remedy}")

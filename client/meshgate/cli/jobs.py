@@ -110,7 +110,7 @@ def _end_session(ids: list[str], session: str, namespace: str | None, *, all_job
         raise typer.BadParameter("--session ends one session of one job")
     found = find_job(ids[0] if ids else None, namespace).end_session(session, None)
     named = f"{found.name} (id {found.id[:8]})" if found.name else found.id[:8]
-    emit(Ended(ended=[found.id]), as_json, lambda console: console.print(f"ended session {named}", markup=False))
+    emit(Ended(ended=[found.id]), as_json, lambda console: console.print(f"ended session {named}"))
 
 
 def scale_mesh(
@@ -133,7 +133,7 @@ def scale_mesh(
 
     find_job(job, namespace).scale(mesh, hosts, timeout=timeout)
     scaled = Scaled(mesh=mesh, hosts=hosts)
-    emit(scaled, as_json, lambda console: console.print(f"mesh {mesh} has {hosts} hosts", markup=False))
+    emit(scaled, as_json, lambda console: console.print(f"mesh {mesh} has {hosts} hosts"))
 
 
 def local_jobs() -> Jobs:

@@ -236,7 +236,7 @@ def show_stacks(
     found._state()
     stacks = found.stacks(ranks, mesh)
     text = "\n\n".join(stacks.texts(all_threads=all_threads))
-    emit(_groups(stacks), as_json, lambda console: console.print(text or "no processes", markup=False))
+    emit(_groups(stacks), as_json, lambda console: console.print(text or "no processes"))
 
 
 def explain(
@@ -336,12 +336,12 @@ def _show(result: Why, console: Console, *, timelines: bool) -> None:
         answered = f"{call.answered} of {call.total} ranks answered"
         title = f"session {report.session[:8]}: " if several else ""
         title += f"{call_text(call)}, called {age_text(call.age)} ago: {answered}"
-        console.print(f"{title}; waits for {waiting_text(call)}", markup=False)
+        console.print(f"{title}; waits for {waiting_text(call)}")
         if report.places:
-            console.print(f"  {report.places}", markup=False)
+            console.print(f"  {report.places}")
         for process in report.processes:
-            console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:", markup=False)
-            console.print("\n".join(f"  {line}" for line in process.stack.splitlines()), markup=False)
+            console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:")
+            console.print("\n".join(f"  {line}" for line in process.stack.splitlines()))
         console.print()
     if not result.calls:
         console.print("no call is in flight")
@@ -349,9 +349,9 @@ def _show(result: Why, console: Console, *, timelines: bool) -> None:
         where = f"{late.mesh}.{late.endpoint} waits for {waiting_ranks({late.rank: late.host}, 1)}"
         often = f"it replied last in {late.calls} of the last {late.compared} calls"
         after = f"on average {duration_text(late.seconds)} after half of the ranks"
-        console.print(f"{where}: {often}, {after}", markup=False)
+        console.print(f"{where}: {often}, {after}")
     if result.kept:
-        console.print(f"values that stay in processes: {kept_text(result.kept)}", markup=False)
+        console.print(f"values that stay in processes: {kept_text(result.kept)}")
     if timelines and not result.recent:
         console.print("no recent call went to several ranks")
     several = len({recent.session for recent in result.recent or ()}) > 1
@@ -359,7 +359,7 @@ def _show(result: Why, console: Console, *, timelines: bool) -> None:
         console.print()
         title = f"session {recent.session[:8]}: " if several else ""
         for line in _timeline_lines(recent.timeline):
-            console.print(title + line, markup=False)
+            console.print(title + line)
             title = ""
 
 

@@ -69,7 +69,7 @@ def submit_program(
     )
     where = f"{job} -n {namespace}" if namespace else job
     hint = f"submitted {run.name}; `meshgate logs {where} --run {run.name} -f` shows what it prints"
-    emit(run.status(), as_json, lambda console: console.print(hint, markup=False))
+    emit(run.status(), as_json, lambda console: console.print(hint))
     if follow:
         show_run(run, None, None, follow=True)
         raise typer.Exit(exit_status(run.wait()))
@@ -102,7 +102,7 @@ def stop_run(
     found.stop(grace)
     found.wait()
     status = found.status()
-    emit(status, as_json, lambda console: console.print(f"{status.name} {status.state}: {status.reason}", markup=False))
+    emit(status, as_json, lambda console: console.print(f"{status.name} {status.state}: {status.reason}"))
 
 
 def exit_status(code: int | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from meshgate.cli import jobs
 from meshgate.cli.console import AsJson, Job, Namespace, age_text, emit, meshes_text, new_table
@@ -63,9 +63,9 @@ def show_status(status: JobStatus, console: Console, reached: str = "") -> None:
     """``reached``: how the gateway is reached, if that is known."""
     gateway = ", ".join(filter(None, [reached, f"meshgate {status.gateway_version}, Python {status.python}"]))
     console.print(f"meshes    {meshes_text(status.meshes) or '(none)'}")
-    console.print(f"gateway   {gateway}", markup=False)
+    console.print(f"gateway   {gateway}")
     if status.slurm is not None:
-        console.print(f"slurm     {_allocation(status.slurm)}", markup=False)
+        console.print(f"slurm     {_allocation(status.slurm)}")
     console.print(f"sessions  {len(status.sessions)}")
     _show_runs(status.runs, console)
     if not status.sessions:
@@ -104,7 +104,7 @@ def _show_session(session: SessionStatus, console: Console) -> None:
     connected = "connected" if session.connected else "disconnected"
     name = session.session[:8] if session.name in ("", session.session[:8]) else f"{session.session[:8]} {session.name}"
     version = f", code {session.version[:VERSION_SHOWN]}" if session.version else ""
-    console.print(f"\n[bold]session {escape(name)}[/bold]  {session.owner}, {connected}{version}")
+    console.print(Text.assemble("\n", (f"session {name}", "bold"), f"  {session.owner}, {connected}{version}"))
     if session.problem:
         console.print(f"  {session.problem}")
     _show_hosts(session.hosts, console)
@@ -114,7 +114,7 @@ def _show_session(session: SessionStatus, console: Console) -> None:
             table.add_row(f"  {mesh.name}", mesh.kind, _shape(mesh), mesh.version[:VERSION_SHOWN], _state(mesh))
         console.print(table)
     for line in lost_lines(lost_ranks(session), MAX_LOST):
-        console.print(f"  {line}", markup=False)
+        console.print(f"  {line}")
     if session.calls_in_flight:
         console.print(f"  {session.calls_in_flight} call{'' if session.calls_in_flight == 1 else 's'} in flight")
         table = new_table("  CALL", "AGE", "ANSWERED", "WAITING FOR")
@@ -249,14 +249,14 @@ def show_description(found: Description, console: Console) -> None:
             console.print(f"{name:<9} {value}")
     show_status(found.status, console, found.gateway)
     if found.objects:
-        console.print("\n[bold]objects[/bold]")
+        console.print("\nobjects", style="bold")
         for each in found.objects:
             console.print(f"  {each}")
     if found.events:
         table = new_table("  OBJECT", "REASON", "COUNT", "MESSAGE")
         for event in found.events:
             table.add_row(f"  {event.object}", event.reason, str(event.count), event.message)
-        console.print("\n[bold]events[/bold]")
+        console.print("\nevents", style="bold")
         console.print(table)
 
 

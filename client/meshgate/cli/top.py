@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Annotated, Literal, TypeAlias
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +33,7 @@ from meshgate.cli.models import CallRate, GpuUsage, LateRank, RankUsage, Top
 from meshgate.cli.status import late_ranks, lost_lines, lost_ranks
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
+from meshgate.progress import new_console
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.usage import ProcessUsage, Usage, UsageMeter
 from meshgate_wire.status import CallCounts, JobStatus, MeshStatus, SessionStatus
@@ -87,7 +88,7 @@ def look(job: JobTrait, meter: UsageMeter, first: float, interval: float) -> Ite
 
 
 def show(looks: Iterator[Top], title: str, *, once: bool, order: Order, as_json: bool) -> None:
-    screen = Console(highlight=False)
+    screen = new_console()
     if as_json:
         for top in looks:
             typer.echo(top.model_dump_json(indent=2 if once else None))

@@ -17,11 +17,10 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typing_extensions import Self
 
-from meshgate.progress import Mode, progress_mode, report_stream
+from meshgate.progress import Mode, new_console, progress_mode, report_stream
 from meshgate.transfer.download import (
     STOP_TIMEOUT,
     Download,
@@ -100,8 +99,9 @@ class PullProgress:
         self._expected = 0
         self._bar: Progress | None = None
         if mode == "live":
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+            title_column = TextColumn("{task.description}", markup=False)
+            columns = (title_column, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=new_console(stderr=True), transient=True)
             self._task = self._bar.add_task(f"pull {title}", total=None)
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ from meshgate.ranks.usage import ProcessUsage, Usage
 from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus
 
 GIB = 2**30
+LIKE_MARKUP = ["[/x]", "[a,b]", "[bold]", ":x:"]  # for rich, which must take it for text
 
 
 def status(

@@ -14,12 +14,12 @@ from unittest.mock import Mock
 import pytest
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 from typer.testing import CliRunner
 
 from meshgate.cli.console import CommandGroup, age_text, console, emit, new_table
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import signals
+from meshgate.progress import new_console
 
 
 class Result(BaseModel):
@@ -114,7 +114,7 @@ def test_a_table_on_a_pipe_is_as_wide_as_what_it_contains(capsys: pytest.Capture
 def test_a_narrow_terminal_cuts_the_first_column_last() -> None:
     table = new_table("ID", "MESHES", "DIRECTORY")
     table.add_row("c48b1a2e", "workers=2 loaders=16", "/home/user/a/long/path")
-    narrow = Console(file=io.StringIO(), width=30)
+    narrow = new_console(file=io.StringIO(), width=30)
     narrow.print(table)
     assert "c48b1a2e " in narrow.file.getvalue()  # type: ignore[attr-defined]
 

@@ -28,6 +28,7 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden
 from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
+from tests.client.cli.looks import LIKE_MARKUP
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 from tests.programs import child_process
 
@@ -101,6 +102,13 @@ def test_ls_shortens_the_home_directory(run: CliRunner, jobs: list[LocalEntry]) 
     for directory, shown in ((f"{home}/project", "~/project"), (home, "~"), (f"{home}-other", f"{home}-other")):
         registry.register(replace(jobs[0], directory=directory))
         assert run.invoke(app, ["ls"]).output.splitlines()[1].split()[-1] == shown
+
+
+@pytest.mark.parametrize("odd", LIKE_MARKUP)
+def test_ls_shows_text_in_brackets_as_it_is(run: CliRunner, jobs: list[LocalEntry], odd: str) -> None:
+    registry.register(replace(jobs[0], directory=f"/data/{odd}"))
+    result = run.invoke(app, ["ls"])
+    assert (result.exit_code, f"/data/{odd}" in result.output) == (0, True)
 
 
 def test_ls_drops_jobs_that_have_ended(run: CliRunner, jobs: list[LocalEntry]) -> None:

@@ -13,6 +13,7 @@ from meshgate.cli.app import app
 from meshgate.errors import JobNotRunning
 from meshgate.jobs.runs import Run
 from meshgate_wire.status import RunStatus
+from tests.client.cli.looks import LIKE_MARKUP
 
 
 def status(name: str, state: str, **facts: Any) -> RunStatus:
@@ -59,6 +60,13 @@ def test_runs_are_a_table(run: CliRunner, job: Job) -> None:
     assert lines[2] == ["old", "*", "failed", "3", "2h", "0s", "python", "train.py"]
     assert lines[3][:5] == ["hungry", "failed", "-9", "2h", "0s"]
     assert " ".join(lines[3]).endswith("python train.py it used 9.0 GB of memory, and its limit is 8.0 GB")
+
+
+@pytest.mark.parametrize("odd", LIKE_MARKUP)
+def test_text_in_brackets_is_shown_as_it_is(run: CliRunner, job: Job, odd: str) -> None:
+    command = ("python", "train.py", f"paths={odd}")
+    job.statuses = (status("night", "failed", command=command, exit_code=1, reason=f"no file {odd}"),)
+    assert f"python train.py paths={odd}  no file {odd}" in run.invoke(app, ["runs", "abc"]).output
 
 
 def test_a_job_without_runs_says_so(run: CliRunner, job: Job) -> None:

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from meshgate.cli import status
@@ -24,6 +23,7 @@ from meshgate.cli.status import (
     waiting_text,
 )
 from meshgate.jobs.sessions import SessionInfo
+from meshgate.progress import new_console
 from meshgate_wire.status import (
     CallStatus,
     EndedRanks,
@@ -34,6 +34,7 @@ from meshgate_wire.status import (
     SessionStatus,
     SlurmAllocation,
 )
+from tests.client.cli.looks import LIKE_MARKUP
 
 CALL = CallStatus(
     mesh="trainers", endpoint="step", age=31, total=8, answered=2, waiting=dict.fromkeys(range(1, 7), "workers-0")
@@ -109,7 +110,7 @@ def test_what_slurm_has_allocated_is_shown(facts: dict[str, Any], line: str) -> 
 
 def shown(status: JobStatus | Description) -> str:
     text = io.StringIO()
-    console = Console(file=text, width=200, highlight=False, soft_wrap=True)
+    console = new_console(file=text, width=200, soft_wrap=True)
     if isinstance(status, JobStatus):
         show_status(status, console)
     else:
@@ -260,7 +261,7 @@ class Job:
 
 def shown_sessions(*found: SessionInfo) -> list[str]:
     text = io.StringIO()
-    show_sessions(Sessions(sessions=list(found)), Console(file=text, width=250, highlight=False, soft_wrap=True))
+    show_sessions(Sessions(sessions=list(found)), new_console(file=text, width=250, soft_wrap=True))
     return text.getvalue().splitlines()
 
 
@@ -290,3 +291,21 @@ def test_a_session_that_does_not_answer_says_so() -> None:
     )
     assert "held" in shown_sessions(SessionInfo(id="ab" * 16, connected=True))[1]
     assert shown_sessions() == ["the job has no sessions"]
+
+
+@pytest.mark.parametrize("odd", LIKE_MARKUP)
+def test_text_in_brackets_is_shown_as_it_is(odd: str) -> None:
+    ran = RunStatus(name=f"1{odd}", state="failed", command=(), age=1, reason=f"2{odd}", news=True)
+    host = HostStatus(mesh="workers", rank=0, name=f"3{odd}", state="missing", reason=f"4{odd}")
+    mesh = MeshStatus(kind="procs", name=f"5{odd}", sizes={}, ended=(KILLED.model_copy(update={"reason": f"6{odd}"}),))
+    call = CALL.model_copy(update={"endpoint": f"7{odd}"})
+    facts = {"owner": f"8{odd}", "problem": f"9{odd}", "name": f"10{odd}", "hosts": (host,), "meshes": (mesh,)}
+    session = SESSION.model_copy(update={**facts, "calls": (call,)})
+    state = STATUS.model_copy(update={"meshes": {f"11{odd}": 2}, "runs": (ran,), "sessions": (session,)})
+    job = JobRow(id="train", kind="KubernetesJob", namespace=f"12{odd}", meshes={}, age=1, directory=f"13{odd}")
+    event = ClusterEvent(object=f"14{odd}", reason="BackOff", message=f"15{odd}", count=3)
+    text = shown(Description(job=job, gateway=f"16{odd}", objects=[f"17{odd}"], events=[event], status=state))
+    assert [number for number in range(1, 18) if f"{number}{odd}" not in text] == []
+    info = SessionInfo(id="ab" * 16, name=f"1{odd}", holder=f"2{odd}", error=f"3{odd}", actors=(f"4{odd}",))
+    row = shown_sessions(info)[1]
+    assert [number for number in range(1, 5) if f"{number}{odd}" not in row] == []

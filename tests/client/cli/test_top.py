@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from meshgate.cli import top as top_module
 from meshgate.cli.app import app
 from meshgate.cli.models import Top
 from meshgate.cli.top import Order, compare, render
+from meshgate.progress import new_console
 from meshgate.ranks.usage import Gpu, Usage
 from meshgate_wire.status import CallCounts, EndedRanks, JobStatus, Straggler
-from tests.client.cli.looks import GIB, process, status, top
+from tests.client.cli.looks import GIB, LIKE_MARKUP, process, status, top
 
 
 class Job:
@@ -73,10 +74,17 @@ def test_gpus_of_a_rank_are_averaged_and_its_own_memory_is_preferred() -> None:
 
 
 def lines(shown: Top, width: int, height: int | None = None, order: Order = "rank") -> list[str]:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console = new_console(file=io.StringIO(), width=width)
     console.print(render(shown, "the job", width=width, height=height, order=order))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("odd", LIKE_MARKUP)
+def test_text_in_brackets_is_shown_as_it_is(odd: str) -> None:
+    usage = Usage([replace(process(0), mesh=f"1{odd}", host=f"2{odd}")], problems={f"3{odd}": f"4{odd}"})
+    text = "\n".join(lines(compare(status(None, problem=f"5{odd}"), status(None, problem=f"5{odd}"), 1.0, usage), 200))
+    assert [number for number in range(1, 6) if f"{number}{odd}" not in text] == []
 
 
 def test_gpus_have_columns_if_a_host_has_any() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_one_line_is_printed_without_a_terminal(
         "pulled /data: 2 files, 5.0 MB, 999 B transferred, in 2.5 s; left out, as special files, links out of the "
         "directory and files removed meanwhile are: a, b, c, d, e and 2 more\n"
     )
+
+
+def test_the_bar_shows_a_name_in_brackets_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
+    monkeypatch.setenv("COLUMNS", "200")
+    with PullProgress("runs/[bold]/[/x]/:x:", "live"):
+        pass
+    assert "pull runs/[bold]/[/x]/:x:" in screen.getvalue()
 
 
 def test_nothing_is_printed_when_progress_is_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -299,13 +299,13 @@ def _only(meshes: Mapping[str, Any], kind: str) -> Any:
 
 def _show(result: Called, console: Console) -> None:
     if result.output:
-        console.print(result.output.rstrip("\n"), markup=False)
+        console.print(result.output.rstrip("\n"))
     for each in result.values:
-        console.print(f"rank {each.rank}: {each.text or json.dumps(each.value)}", markup=False)
+        console.print(f"rank {each.rank}: {each.text or json.dumps(each.value)}")
     if result.reload is not None and result.reload.old_classes:
-        console.print(f"objects of {', '.join(result.reload.old_classes)} still run their old code", markup=False)
+        console.print(f"objects of {', '.join(result.reload.old_classes)} still run their old code")
     if result.error is not None:
-        console.print(_error_text(result.error), markup=False)
+        console.print(_error_text(result.error))
 
 
 def _error_text(error: ErrorReport) -> str:

@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 from typing_extensions import Self
 
-from meshgate.progress import Block, progress_mode
+from meshgate.progress import Block, new_console, progress_mode
 from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.diagnosis import Stage
 from meshgate_kubernetes.status.readiness import MeshProgress, Progress
@@ -38,7 +38,7 @@ def choose_display(title: str, stream: TextIO | None = None, *, quiet: bool = Fa
         case "plain":
             return PlainDisplay(title, stream)
         case "live":
-            return RichDisplay(title, Console(file=stream))
+            return RichDisplay(title, new_console(file=stream))
 
 
 class SilentDisplay(Block):

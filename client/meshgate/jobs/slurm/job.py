@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.text import Text
 from typing_extensions import Self
 
 from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobNotRunning, JobStartFailed
@@ -36,7 +37,7 @@ from meshgate.jobs.slurm.access import (
 from meshgate.jobs.slurm.login_node import LoginNode, SshLogin, ThisMachine, check_login
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
-from meshgate.progress import Block, progress_mode
+from meshgate.progress import Block, new_console, progress_mode
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
 from meshgate.suggestions import counts_as_meshes, explains_arguments
@@ -499,7 +500,7 @@ class Live(Silent):
         self._status.stop()
 
     def show(self, text: str) -> None:
-        self._status.update(f"{text}  {time.monotonic() - self._started:.0f} s")
+        self._status.update(Text(f"{text}  {time.monotonic() - self._started:.0f} s"))
 
 
 def choose_progress(stream: TextIO | None = None) -> Silent:
@@ -510,7 +511,7 @@ def choose_progress(stream: TextIO | None = None) -> Silent:
         case "plain":
             return Plain(stream)
         case "live":
-            return Live(Console(file=stream))
+            return Live(new_console(file=stream))
 
 
 def describe(report: JobReport) -> str:

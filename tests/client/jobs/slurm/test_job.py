@@ -17,6 +17,7 @@ from meshgate.jobs import cluster_job
 from meshgate.jobs.slurm import login_node
 from meshgate.jobs.slurm.access import Known, SlurmSilent
 from meshgate.jobs.slurm.job import (
+    Live,
     Plain,
     Silent,
     build_spec,
@@ -26,6 +27,7 @@ from meshgate.jobs.slurm.job import (
     wait_for_workers,
 )
 from meshgate.jobs.slurm.login_node import SshLogin
+from meshgate.progress import new_console
 from meshgate_slurm.messages import JOB_FILE, JobReport, RunningSlurmJob, StartRequest
 
 
@@ -375,6 +377,13 @@ def test_progress_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_PROGRESS", "loud")
     with pytest.raises(ValueError, match="expected auto, plain or off"):
         choose_progress()
+
+
+def test_the_line_on_a_terminal_shows_text_in_brackets_as_it_is() -> None:
+    screen = io.StringIO()
+    with Live(new_console(file=screen, force_terminal=True, width=100)) as live:
+        live.show("Slurm job 12 is PENDING (node[a,b] [/x] :x:)")
+    assert "(node[a,b] [/x] :x:)" in screen.getvalue()
 
 
 class InterruptedStream(io.StringIO):
