@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from meshgate.cli.console import AsJson, Job, Namespace, fail
-from meshgate.errors import ranks_text
+from meshgate.errors import ConnectionFailedError, JobNotRunning, MeshgateError, ranks_text
 from meshgate.jobs.find import find_job
-from meshgate.jobs.runs import Run
+from meshgate.jobs.runs import Answer, Args, Run, _patiently
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.output.log_files import LogFiles, folder_name
 from meshgate.session.output.printer import kind_of, write_text
@@ -148,11 +148,34 @@ def printed_lines(
         page = read(seen)
 
 
+def ask_patiently(job: JobTrait, ask: Callable[Args, Answer], *args: Args.args, **options: Args.kwargs) -> Answer:
+    """What ``ask`` returns, which asks the gateway of ``job``: again for two minutes if that cannot be reached, as for
+    a run. Raises JobNotRunning at once if the job has ended."""
+
+    def attempt() -> Answer:
+        try:
+            return ask(*args, **options)
+        except ConnectionFailedError as error:
+            if _has_ended(job):
+                raise JobNotRunning(f"{job!r} has ended") from error
+            raise
+
+    return _patiently(attempt)
+
+
+def _has_ended(job: JobTrait) -> bool:
+    running = job._running
+    try:
+        return running is None or running._has_ended()
+    except MeshgateError:  # the cluster cannot be reached either, so it is not known
+        return False
+
+
 def follow_lines(job: JobTrait, tail: int | None, since: float = math.inf) -> Iterator[LogLine]:
     """Lines as they are printed, until interrupted."""
     seen: dict[str, int] = {}
     while True:
-        yield from printed_lines(job._output, seen, tail, since)
+        yield from printed_lines(lambda after: ask_patiently(job, job._output, after), seen, tail, since)
         tail, since = None, math.inf
         time.sleep(POLL_INTERVAL)
 

@@ -29,6 +29,7 @@ from meshgate.cli.console import (
     kept_text,
     new_table,
 )
+from meshgate.cli.logs import ask_patiently
 from meshgate.cli.models import CallRate, GpuUsage, LateRank, RankUsage, Top
 from meshgate.cli.status import late_ranks, lost_lines, lost_ranks
 from meshgate.jobs.find import find_job
@@ -81,7 +82,7 @@ def look(job: JobTrait, meter: UsageMeter, first: float, interval: float) -> Ite
     due = since + first
     while True:
         time.sleep(max(0.0, due - time.monotonic()))
-        usage, now, at = meter.read(), job.status(), time.monotonic()
+        usage, now, at = meter.read(), ask_patiently(job, job.status), time.monotonic()
         yield compare(before, now, at - since, usage)
         before, since = now, at
         due = max(due + interval, at)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -47,6 +47,8 @@ PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LINE_END = re.compile(r"\r\n|\r(?!$)|\n")  # a "\r" at the end of what has arrived may belong to a "\n"
 
 P = TypeVar("P", bound=Program)
+Answer = TypeVar("Answer")
+Args = ParamSpec("Args")
 _WANTED = {
     ("name", "string_pattern_mismatch"): (
         "the name of a run begins with a letter from A to Z or a digit, and has at most 63 letters, digits, '.', '_' "
@@ -227,12 +229,12 @@ def list_runs(dialer: Dialer) -> list[Run]:
     return found
 
 
-def _patiently(ask: Callable[[str], object], rest: str) -> object:
-    """``ask(rest)``, again and again for a while if the gateway cannot be reached."""
+def _patiently(ask: Callable[Args, Answer], *args: Args.args, **options: Args.kwargs) -> Answer:
+    """What ``ask`` returns, which is called again and again for a while if the gateway cannot be reached."""
     deadline = time.monotonic() + OUTAGE
     while True:
         try:
-            return ask(rest)
+            return ask(*args, **options)
         except ConnectionFailedError:
             if time.monotonic() > deadline:
                 raise

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,8 @@ from typer.testing import CliRunner
 from meshgate.cli import logs
 from meshgate.cli.app import app
 from meshgate.cli.logs import LogLine, SessionFiles, differences, follow_lines, printed_lines, show
+from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, MeshgateError
+from meshgate.jobs import runs
 from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, PrintedLine, SessionOutput, SessionStatus
 
 
@@ -73,6 +76,63 @@ def test_following_yields_lines_printed_later(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(logs.time, "sleep", lambda seconds: gateway.counts.update(a=gateway.counts["a"] + 1))
     lines = follow_lines(gateway, None)  # type: ignore[arg-type]
     assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
+
+
+class Outage(Gateway):
+    """The job of a gateway that cannot be reached for the first ``failures`` requests."""
+
+    def __init__(self, failures: float, *, ended: bool | MeshgateError = False) -> None:
+        super().__init__(a=3)
+        self.failures, self.ended, self._running = failures, ended, self
+
+    def _output(self, after: dict[str, int]) -> OutputPage:
+        if self.failures > 0:
+            self.failures -= 1
+            raise ConnectionFailedError("no answer")
+        return self.read(after)
+
+    def _has_ended(self) -> bool:
+        if isinstance(self.ended, MeshgateError):
+            raise self.ended
+        return self.ended
+
+    def __repr__(self) -> str:
+        return "the job"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which only waiting changes."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return now
+
+
+@pytest.mark.parametrize("ended", [False, JobError("the cluster cannot be reached")])
+def test_following_goes_on_after_an_outage(clock: list[float], ended: Any) -> None:
+    lines = follow_lines(Outage(2, ended=ended), None)  # type: ignore[arg-type]
+    assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
+    assert clock == [2 * runs.RETRY]
+
+
+def test_following_ends_after_a_long_outage_and_at_once_with_the_job_or_a_refusal(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConnectionFailedError, match="no answer"):
+        next(follow_lines(Outage(math.inf), None))  # type: ignore[arg-type]
+    assert runs.OUTAGE < clock[0] <= runs.OUTAGE + 2 * runs.RETRY
+    clock[0] = 0.0
+    with pytest.raises(JobNotRunning, match="the job has ended"):
+        next(follow_lines(Outage(math.inf, ended=True), None))  # type: ignore[arg-type]
+    refusing = Outage(0)
+    monkeypatch.setattr(refusing, "_output", Mock(side_effect=AuthenticationError("wrong token")))
+    with pytest.raises(AuthenticationError, match="wrong token"):
+        next(follow_lines(refusing, None))  # type: ignore[arg-type]
+    assert clock == [0.0]
 
 
 @pytest.mark.parametrize(("tail", "since", "first"), [(0, math.inf, 4), (1, math.inf, 3), (None, 10.0, 2), (2, 0.0, 3)])

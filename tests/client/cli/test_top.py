@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +15,9 @@ from typer.testing import CliRunner
 from meshgate.cli import top as top_module
 from meshgate.cli.app import app
 from meshgate.cli.models import Top
-from meshgate.cli.top import Order, compare, render
+from meshgate.cli.top import Order, compare, look, render
+from meshgate.errors import ConnectionFailedError
+from meshgate.jobs import runs
 from meshgate.progress import new_console
 from meshgate.ranks.usage import Gpu, Usage
 from meshgate_wire.status import CallCounts, EndedRanks, JobStatus, Straggler
@@ -22,6 +26,7 @@ from tests.client.cli.looks import GIB, LIKE_MARKUP, process, status, top
 
 class Job:
     _hosts: dict[str, Any] = {}  # noqa: RUF012
+    _running: Any = None
 
     def __init__(self, *counts: CallCounts) -> None:
         self.counts = list(counts)
@@ -50,6 +55,16 @@ def test_the_command_prints_one_look_or_an_object_on_each_line(run: CliRunner, m
     result = run.invoke(app, ["top", "--interval", "0.5", "--json"])
     assert [json.loads(line)["calls"][0]["ended"] for line in result.output.splitlines()] == [1, 2]
     assert isinstance(result.exception, IndexError)  # the job of this test has no more to say
+
+
+def test_an_outage_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "RETRY", 0.0)
+    job = Job(CallCounts(), CallCounts(ended=3))
+    job._running = SimpleNamespace(_has_ended=lambda: False)
+    answers = [job.status(), ConnectionFailedError("no answer"), ConnectionFailedError("no answer"), job.status()]
+    monkeypatch.setattr(job, "status", Mock(side_effect=answers))
+    looks = look(job, SimpleNamespace(read=Usage), 0.0, 0.0)  # type: ignore[arg-type]
+    assert [call.ended for call in next(looks).calls] == [3]
 
 
 def test_rates_are_what_happened_between_two_looks() -> None:
