@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshgate.cli.console import AsJson, Namespace, age_text, emit, fail, meshes_text, new_table
+from meshgate.cli.console import AsJson, Namespace, age_text, emit, meshes_text, new_table
 from meshgate.cli.models import ClusterEvent, Ended, JobRow, Jobs, Leftover, Leftovers, Scaled
-from meshgate.errors import JobNotRunning, MeshgateError
+from meshgate.errors import JobError, JobNotRunning, MeshgateError
 from meshgate.jobs import registry
 from meshgate_processes.marks import end_processes
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from meshgate_kubernetes.jobs.lifecycle import ListedJob
 
 
-T = TypeVar("T")
 EVENTS_SHOWN = 50
 GATEWAY_MODULE = b"meshgate_gateway"
 
@@ -327,10 +326,16 @@ def _kill_in_cluster(names: list[str], namespace: str, *, all_jobs: bool, report
 
 def objects_and_events(name: str, namespace: str) -> tuple[list[str], list[ClusterEvent]]:
     """The objects of the job as ``kind/name``, and what the cluster reported about them last; nothing without a
-    kubeconfig, behind a provisioning gateway."""
+    kubeconfig, behind a provisioning gateway. Raises JobError if the API server cannot be used."""
+    from meshgate_kubernetes.api.client import Api  # noqa: PLC0415 - takes a fifth of a second
+    from meshgate_kubernetes.errors import KubernetesError  # noqa: PLC0415
+
     if behind_a_gateway(namespace):
         return [], []
-    return _call_api(lambda api: _read_objects(api, name, namespace))
+    try:
+        return _read_objects(Api.from_kubeconfig(), name, namespace)
+    except KubernetesError as error:
+        raise JobError(str(error)) from error
 
 
 def behind_a_gateway(namespace: str) -> bool:
@@ -361,20 +366,6 @@ def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[
         if found["involvedObject"].get("name") in names
     ]
     return objects, events[-EVENTS_SHOWN:]
-
-
-def _call_api(call: Callable[[Api], T]) -> T:
-    """Exits with code 1 and a message if the API server cannot be used."""
-    from meshgate_kubernetes.api.client import Api  # noqa: PLC0415 - takes a fifth of a second
-    from meshgate_kubernetes.errors import Forbidden, KubernetesError  # noqa: PLC0415
-
-    try:
-        return call(Api.from_kubeconfig())
-    except KubernetesError as error:
-        hint = ""
-        if isinstance(error, Forbidden) and not error.namespace:
-            hint = " in all namespaces; name one namespace with -n NAMESPACE"
-        fail(f"{error}{hint}")
 
 
 def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:

@@ -32,7 +32,6 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from meshgate.errors import MeshgateError
 from meshgate.jobs.runs import LineSplitter
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.streams import may_connect
@@ -141,7 +140,7 @@ class Feed:
         self._measuring.ended.set()
         self._status: dict[str, Any] | None = None
         self._at = 0.0  # when the status was read
-        self._problem = ""
+        self._problem = self._events_problem = ""
         self._job_ended = False  # by a page
         self._events: Sequence[dict[str, Any]] = ()
         self._next_events = 0.0
@@ -151,22 +150,13 @@ class Feed:
         self._count = 0  # of lines so far
 
     def poll(self) -> None:
-        """Reads what is new. A failure becomes the problem that the page shows, until a later poll succeeds."""
+        """Reads what is new. A failure becomes the problem that the page shows, until reading that succeeds again."""
         if self._job_ended:  # another job of this name would not be what the page shows
             return
-        try:
-            status = self._source.status()
-            self._status = status.model_dump(mode="json")
-            self._at = time.monotonic()
-            self._read_output()
-            for run in status.runs:
-                self._read_run(run)
-            if self._read_events is not None and time.monotonic() >= self._next_events:
-                self._events = self._read_events()
-                self._next_events = time.monotonic() + EVENTS_INTERVAL
-            self._problem = ""
-        except MeshgateError as error:
-            self._problem = f"{type(error).__name__}: {error}"
+        self._problem = _problem_of(self._read_job)
+        if time.monotonic() >= self._next_events:
+            self._events_problem = _problem_of(self._read_cluster)
+            self._next_events = time.monotonic() + EVENTS_INTERVAL
 
     def measure(self, wanted: bool) -> None:
         """Starts or ends looking at what ranks use, in a thread of its own: a host may take long to answer."""
@@ -204,6 +194,18 @@ class Feed:
         except Exception as error:  # noqa: BLE001 - the page shows it
             text = f"{type(error).__name__}: {error}"
         return json.dumps({"stack": text} if isinstance(asked, StackRequest) else {"ended": text, "what": asked.end})
+
+    def _read_job(self) -> None:
+        status = self._source.status()
+        self._status = status.model_dump(mode="json")
+        self._at = time.monotonic()
+        self._read_output()
+        for run in status.runs:
+            self._read_run(run)
+
+    def _read_cluster(self) -> None:
+        if self._read_events is not None:
+            self._events = self._read_events()
 
     def _read_output(self) -> None:
         for _ in range(MAX_PAGES):
@@ -247,7 +249,7 @@ class Feed:
             "title": self._title,
             "status": self._status,
             "at": self._at,
-            "problem": "the job has ended" if self._job_ended else self._problem,
+            "problem": "the job has ended" if self._job_ended else self._problem or self._events_problem,
             "measuring": not self._measuring.ended.is_set(),
             "usage": self._measuring.usage,
             "may_end": self._may_end and not self._job_ended,
@@ -255,6 +257,15 @@ class Feed:
             "lines": lines,
         }
         return json.dumps(body), self._count
+
+
+def _problem_of(read: Callable[[], object]) -> str:
+    """What the page says if ``read`` fails; "" if it does not."""
+    try:
+        read()
+    except Exception as error:  # noqa: BLE001 - the page shows it
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 # The page itself has no secrets. The link carries one behind ``#``, which browsers do

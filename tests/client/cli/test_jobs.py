@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from meshgate import job_load
+from meshgate.cli import jobs as jobs_module
 from meshgate.cli.app import app
 from meshgate.cli.jobs import end_leftovers, find_leftovers
 from meshgate.errors import JobError
@@ -25,7 +27,7 @@ from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.registry import LocalEntry
 from meshgate.jobs.sessions import SessionInfo
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Forbidden
+from meshgate_kubernetes.errors import Forbidden, Unreachable
 from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
 from tests.client.cli.looks import LIKE_MARKUP
@@ -322,6 +324,14 @@ def test_a_user_who_may_not_list_the_cluster_is_advised_to_name_a_namespace(
     result = run.invoke(app, ["ls", "-A"])
     assert result.exit_code == 1
     assert "bob may not list configmaps in all namespaces; name one namespace with -n NAMESPACE" in result.output
+
+
+def test_events_that_cannot_be_read_are_an_error_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Mock(**{"list_objects.side_effect": Unreachable("the API server did not answer")})
+    monkeypatch.setattr(jobs_module, "behind_a_gateway", lambda namespace: False)
+    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: api)
+    with pytest.raises(JobError, match="the API server did not answer"):  # which the page of `meshgate ui` shows
+        jobs_module.objects_and_events("train", "team")
 
 
 def process(folder: Path, pid: int, command: str, **environment: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,10 +17,10 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-from meshgate.errors import ConnectionFailedError
+from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.ui import server as module
 from meshgate.ui.server import SUBPROTOCOL, Decision, EndRequest, Feed, PageAccess, Refused
-from meshgate_wire.status import LIVE_STATES
+from meshgate_wire.status import LIVE_STATES, JobStatus
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource
 
@@ -302,6 +304,36 @@ def test_a_problem_is_shown_until_a_poll_succeeds(source: FakeSource, feed: Feed
     message, _ = read(feed)
     assert message["problem"] == "ConnectionFailedError: cannot reach the gateway"
     assert message["status"] is not None
+    source.error = None
+    feed.poll()
+    assert read(feed)[0]["problem"] == ""
+
+
+def test_a_status_that_cannot_be_read_is_a_problem(
+    source: FakeSource, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "status", lambda: JobStatus.model_validate({}))  # of another version
+    feed.poll()
+    assert read(feed)[0]["problem"].startswith("ValidationError: ")
+
+
+def test_events_that_cannot_be_read_are_a_problem_until_they_can(
+    source: FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVENTS_INTERVAL", math.inf)
+    answers = Mock(side_effect=[JobError("the API server is silent"), [{"object": "Pod/a"}]])
+    feed = Feed(source, "the job", source.stack, source.meter, answers)
+    source.print("a")
+    feed.poll()
+    feed.poll()  # reads no events
+    message, _ = read(feed)
+    assert message["problem"] == "JobError: the API server is silent"
+    assert (message["status"]["python"], texts(message)) == ("3.11", ["a"])
+    source.error = ConnectionFailedError("cannot reach the gateway")
+    feed._next_events = 0.0
+    feed.poll()
+    message, _ = read(feed)
+    assert (message["problem"], message["events"]) == (f"ConnectionFailedError: {source.error}", [{"object": "Pod/a"}])
     source.error = None
     feed.poll()
     assert read(feed)[0]["problem"] == ""
