@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from meshgate.caller import TRACEBACK
 from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.jobs.signals import catch_end_signals, restore_signals
 from meshgate.progress import new_console
@@ -53,7 +55,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().make_context(*args, **options)
         except OSError as error:
-            _fail_to_write(error)
+            _fail_if_of_file(error)
 
     def invoke(self, ctx: Any) -> Any:  # of click, or of the copy that typer brings
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -66,7 +68,7 @@ class CommandGroup(TyperGroup):
         except (MeshgateError, ValueError, TimeoutError) as error:
             fail(str(error))
         except OSError as error:
-            _fail_to_write(error)
+            _fail_if_of_file(error)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         finally:
@@ -74,8 +76,11 @@ class CommandGroup(TyperGroup):
                 restore_signals()
 
 
-def _fail_to_write(error: OSError) -> NoReturn:
-    """Exits if ``error`` comes from a write to stdout; raises it if not."""
+def _fail_if_of_file(error: OSError) -> NoReturn:
+    """Exits if ``error`` names a file or comes from a write to stdout; raises it if not. ``MESHGATE_TRACEBACK=full``
+    shows where a file was used."""
+    if error.filename is not None and os.environ.get(TRACEBACK) != "full":
+        fail(f"{error.filename}: {error.strerror}")
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     fail(f"cannot write the output: {error.strerror}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
+import os
 import re
 import shutil
 import sys
@@ -69,7 +70,7 @@ def show_logs(
     The gateway keeps the last 4 MB of each session, and the last 64 MB of each run.
     """
     age, pattern = _seconds(since), _pattern(grep)
-    if log_dir is not None and log_dir.is_dir() and any(log_dir.iterdir()):
+    if log_dir is not None and os.path.isdir(log_dir) and any(log_dir.iterdir()):
         reason = "is not empty, and lines in it would be written twice: name a new directory"
         raise typer.BadParameter(f"{log_dir} {reason}", param_hint="--log-dir")
     if diff is not None and (rank in (None, diff) or follow or as_json or log_dir is not None):

@@ -199,11 +199,13 @@ def debug_actors(
 
 
 def forward_port(
-    port: Annotated[int, typer.Argument(metavar="PORT", help="The port on the host.")],
+    port: Annotated[int, typer.Argument(metavar="PORT", min=0, max=65535, help="The port on the host.")],
     job: Annotated[str | None, typer.Option("--job", "-j", help="An id, a job file, or with -n a name.")] = None,
     rank: Rank = 0,
     mesh: Mesh = None,
-    local_port: Annotated[int | None, typer.Option("--local-port", help="The port on this machine.")] = None,
+    local_port: Annotated[
+        int | None, typer.Option("--local-port", min=0, max=65535, help="The port on this machine.")
+    ] = None,
     reverse: Annotated[
         bool, typer.Option("--reverse", help="Make the port of this machine available on the host.")
     ] = False,

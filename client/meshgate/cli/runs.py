@@ -135,5 +135,5 @@ def _bytes(size: str | None, option: str) -> int | None:
     unit = size[len(number) :]
     try:
         return int(float(number) * units[unit])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):  # the last of inf
         raise typer.BadParameter(f"{size!r} is not a size such as 8Gi or 500M", param_hint=option) from None

@@ -25,7 +25,9 @@ from meshgate.ui.server import Feed, Meter, StackRequest, run_page
 def open_page(
     job: Job = None,
     namespace: Namespace = None,
-    port: Annotated[int, typer.Option("--port", help="The port of the page on this machine; 0: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="The port of the page on this machine; 0: a free one.")
+    ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the link in a browser.")] = True,
 ) -> None:
     """Show a job in the browser, live, until interrupted.

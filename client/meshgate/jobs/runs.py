@@ -181,7 +181,7 @@ def program_of(command: Sequence[str], name: str | None, **options: Any) -> Prog
     identifier = secrets.token_hex(16)  # a request that is repeated after a cut starts nothing again
     program = _validated(Program, name=name, id=identifier, command=tuple(command), **options)
     script = _script_of(command)
-    if script is not None and not script.is_file():
+    if script is not None and not os.path.isfile(script):
         raise ValueError(f"submit(): the script {script} does not exist in {Path.cwd()}")
     return program
 
@@ -282,6 +282,7 @@ def _translate(command: Sequence[str], tree: Tree) -> Iterator[str]:
 
 def _relative(argument: str, tree: Tree) -> str:
     path = Path(argument)
-    if path.is_absolute() and path.exists() and path.resolve().is_relative_to(tree.top.resolve()):
+    # os.path.exists, because Path.exists raises if the argument names no path that can be looked at
+    if path.is_absolute() and os.path.exists(path) and path.resolve().is_relative_to(tree.top.resolve()):
         return os.path.relpath(path.resolve(), Path.cwd().resolve())
     return argument

@@ -76,13 +76,19 @@ def test_the_exit_code_says_what_happened(what: str, code: int, text: str) -> No
     assert (result.exit_code, result.output) == (code, text)
 
 
-@pytest.mark.parametrize("arguments", [(errno.ENOSPC, "full", "a file"), (errno.ECHILD, "a bug")])
-def test_what_is_not_about_the_output_keeps_its_traceback(
-    arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", ["", "full"])
+@pytest.mark.parametrize("arguments", [(errno.EACCES, "no access", "a file"), (errno.ECHILD, "a bug")])
+def test_an_error_keeps_its_traceback_unless_it_names_a_file(
+    arguments: tuple[Any, ...], asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OSError(*arguments)
+    monkeypatch.setenv("MESHGATE_TRACEBACK", asked)
     monkeypatch.setattr("tests.client.cli.test_console.emit", Mock(side_effect=error))
-    assert CliRunner().invoke(app, ["work", "text"]).exception is error
+    result = CliRunner().invoke(app, ["work", "text"])
+    if error.filename and not asked:
+        assert (result.exit_code, result.output) == (1, "meshgate: a file: no access\n")
+    else:
+        assert result.exception is error
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ls", "--help"]])

@@ -234,6 +234,12 @@ def test_a_directory_gets_a_file_for_each_rank_of_each_session(
     assert (again.exit_code, "name a new directory" in " ".join(again.stderr.split())) == (2, True)
 
 
+def test_a_directory_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch, run: CliRunner) -> None:
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=3)))
+    result = run.invoke(app, ["logs", "--log-dir", "x" * 300])
+    assert (result.exit_code, "cannot write what ranks print to" in result.stderr) == (1, True)
+
+
 def test_with_a_rank_a_directory_gets_the_lines_of_that_rank(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ def test_a_submission_takes_the_options_of_the_program_as_they_are(run: CliRunne
     assert done.output == "submitted night; `meshgate logs abc --run night -f` shows what it prints\n"
 
 
-@pytest.mark.parametrize("size", ["8GiB", "much", "8Xi", ""])
+@pytest.mark.parametrize("size", ["8GiB", "much", "8Xi", "", "inf", "nan", "1e400"])
 def test_an_invalid_size_is_refused(size: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a size such as 8Gi or 500M"):
         runs._bytes(size, "--memory")

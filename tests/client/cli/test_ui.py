@@ -136,6 +136,12 @@ def test_another_job_than_the_page_shows_is_not_measured(monkeypatch: pytest.Mon
         pass
 
 
+@pytest.mark.parametrize("arguments", [["ui", "--port", "99999"], ["ui", "--port", "-1"], ["forward", "99999"]])
+def test_an_invalid_port_is_refused(run: CliRunner, arguments: list[str]) -> None:
+    result = run.invoke(app, arguments)
+    assert (result.exit_code, "Invalid value for" in result.output) == (2, True)
+
+
 def test_a_port_in_use_is_an_error(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ui, "find_job", lambda job, namespace: FakeSource())
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -233,6 +233,11 @@ def test_what_names_this_machine_is_translated(gateway: Any, top: Path) -> None:
     assert body["name"].startswith("train-")
 
 
+def test_an_argument_that_cannot_be_a_path_is_passed_on(gateway: Any, top: Path) -> None:
+    too_long = f"/{'9j4AAQ' * 50}"  # for the name of a file, as text in base64 may be
+    assert submitted(gateway, "python", "train.py", too_long)["command"] == ["python", "train.py", too_long]
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -250,6 +255,7 @@ def test_a_run_without_a_name_is_called_after_its_program(command: list[str], na
 @pytest.mark.parametrize(
     ("command", "options", "text"),
     [
+        (["python", f"{'x' * 300}.py"], {}, r"the script x+\.py does not exist in .*recipes"),
         (["python", "nothing.py"], {}, r"the script nothing.py does not exist in .*recipes"),
         (["python", "train.py"], {"name": "a/b"}, r"submit\(name='a/b'\): the name of a run begins with a letter"),
         (["python", "train.py"], {"restarts": -1}, r"submit\(restarts=-1\)"),

@@ -60,7 +60,7 @@ def run_command(
         path = Path(directory, "program.py") if program is None else Path(program)
         if code is not None:
             path.write_text(code, encoding="utf-8")
-        elif not path.is_file():
+        elif not os.path.isfile(path):
             raise typer.BadParameter(f"there is no file {program}")
         modules = os.getcwd() if program is None else str(path.resolve().parent)
         variables = {"MESHGATE_LOG_DIR": os.path.abspath(log_dir)} if log_dir is not None else {}

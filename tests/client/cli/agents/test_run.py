@@ -131,7 +131,7 @@ def test_after_a_ctrl_c_in_a_terminal_the_program_has_time_to_end(command: Comma
     assert not Path("/proc", str(program)).exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["nowhere.py"], ["a.py", "--code", "b"]])
+@pytest.mark.parametrize("arguments", [[], ["nowhere.py"], ["x" * 300], ["a.py", "--code", "b"]])
 def test_one_program_is_named(run: CliRunner, arguments: list[str]) -> None:
     assert run.invoke(app, ["run", *arguments]).exit_code == 2
 
