@@ -51,29 +51,33 @@ def find_tree(
 
     Candidates for the project are the git roots around the working directory and the ``script``, then the directory of
     the script and the working directory themselves; the first that contains the earliest entry of ``search_path`` (the
-    driver's own import paths) is chosen. Raises ValueError if that is the root or home directory, or if ``sync_dirs``
-    is invalid.
+    driver's own import paths) is chosen. Raises ValueError if that or one of ``sync_dirs`` is the root or home
+    directory, or if ``sync_dirs`` is invalid. These may have any common parent, because nothing else below it is read.
     """
-    if sync_dirs is not None:
-        directories = [Path(directory).expanduser().resolve() for directory in sync_dirs]
-        for directory in directories:
-            if not directory.is_dir():
-                raise ValueError(f"sync_dirs: {directory} is not a directory")
-        if not directories:
-            raise ValueError("sync_dirs is empty: name a directory, or omit sync_dirs to sync the project")
-        top = Path(os.path.commonpath(directories))
-        parts = tuple(str(directory.relative_to(top)) for directory in directories) if len(directories) > 1 else ()
-    else:
-        top, parts = _find_project(search_path, script), ()
-    shared = sync_dirs is None and top == Path(tempfile.gettempdir()).resolve()
-    if shared or _is_root_or_home(top):
-        kind = "temporary" if shared else "root" if top == Path(top.anchor) else "home"
-        raise ValueError(
-            f"cannot sync {top}: it is the {kind} directory, not a project directory. Move the program and its modules "
-            "to a directory of their own, run it in a git repository, or name the directories to sync with "
-            "sync_dirs=[…]"
-        )
+    directories = [_find_project(search_path, script)] if sync_dirs is None else _outermost(sync_dirs)
+    for directory in directories:
+        shared = sync_dirs is None and directory == Path(tempfile.gettempdir()).resolve()
+        if shared or _is_root_or_home(directory):
+            kind = "temporary" if shared else "root" if directory == Path(directory.anchor) else "home"
+            raise ValueError(
+                f"cannot sync {directory}: it is the {kind} directory, not a project directory. Move the program and "
+                "its modules to a directory of their own, run it in a git repository, or name the directories to sync "
+                "with sync_dirs=[…]"
+            )
+    top = Path(os.path.commonpath(directories))
+    parts = tuple(str(directory.relative_to(top)) for directory in directories) if len(directories) > 1 else ()
     return Tree(top, parts, paths_below(top, search_path))
+
+
+def _outermost(sync_dirs: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The directories ``sync_dirs``, each once and without those below another one, which come with it."""
+    directories = dict.fromkeys(Path(directory).expanduser().resolve() for directory in sync_dirs)
+    for directory in directories:
+        if not directory.is_dir():
+            raise ValueError(f"sync_dirs: {directory} is not a directory")
+    if not directories:
+        raise ValueError("sync_dirs is empty: name a directory, or omit sync_dirs to sync the project")
+    return [directory for directory in directories if directories.keys().isdisjoint(directory.parents)]
 
 
 def paths_below(top: Path, search_path: Sequence[str]) -> tuple[str, ...]:

@@ -110,6 +110,25 @@ def test_several_directories_are_parts_of_their_common_parent(tmp_path: Path) ->
         (tmp_path / name).mkdir(parents=True)
     tree = find_tree([tmp_path / "one", tmp_path / "two/inner"], [])
     assert (tree.top, tree.parts) == (tmp_path.resolve(), ("one", "two/inner"))
+    repeated = [tmp_path / name for name in ("two", "one", "two/inner", "one")]
+    tree = find_tree(repeated, [])
+    assert (tree.top, tree.parts) == (tmp_path.resolve(), ("two", "one"))
+    assert find_tree(repeated[::2], []) == find_tree([tmp_path / "two"], [])
+
+
+def test_several_directories_may_be_below_the_home_or_root_directory_but_not_one_of_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("project", "library"):
+        (tmp_path / name).mkdir()
+    tree = find_tree(["~/project", "~/library"], [str(tmp_path / "project")])
+    assert (tree.top, tree.parts, tree.paths) == (tmp_path.resolve(), ("project", "library"), ("project",))
+    assert find_tree(["~/project", "/usr"], []).top == Path("/")
+    with pytest.raises(ValueError, match="it is the home directory"):
+        find_tree(["~", "/usr"], [])
+    with pytest.raises(ValueError, match="it is the root directory"):
+        find_tree(["~/project", "/"], [])
 
 
 def test_the_home_directory_and_a_missing_directory_are_rejected(tmp_path: Path) -> None:

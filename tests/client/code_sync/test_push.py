@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshgate.code_sync import push
-from meshgate.code_sync.project import Tree
+from meshgate.code_sync.project import Tree, find_tree
 from meshgate.code_sync.push import CodeSync, PushedVersions, SessionChecks, SyncReport, raise_if_failed
 from meshgate.errors import (
     GatewayError,
@@ -30,6 +30,7 @@ from meshgate_sync.errors import LinkLeavesTree, TreeError
 from meshgate_sync.upload import SyncNeed, SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync
 from tests.client.scripted_gateway import ScriptedGateway, ScriptedSession
+from tests.sync.trees import paths
 
 WAIT = 30.0
 
@@ -194,6 +195,26 @@ def test_a_watch_obeys_meshgateignore_and_ignored_files(
         (repository / folder / "index").write_text("x")
     assert reports.next().files >= 1
     assert not [path for changed in scans for path in changed or [] if ".git" in Path(path).parts]
+
+
+def test_several_directories_are_pushed_and_watched_without_what_is_beside_them(
+    client: Client, hosts: FakeHosts, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "unrelated.py").write_text("STEP = 1\n")
+    (repository / "src/inner").mkdir()
+    (repository / "src/.gitignore").write_text("*.log\n")
+    (repository / "src/inner/train.log").write_text("1")
+    watched: list[str] = []
+    monkeypatch.setattr("watchfiles.watch", lambda *roots, **_: iter(watched.extend(roots) or ()))
+    code = CodeSync(client, find_tree([repository / name for name in ("src", "src/inner", "experiments", "src")], []))
+    try:
+        assert code.push().ready == 2
+        code.watch(lambda _: None)
+        code._watching.join(WAIT)  # type: ignore[union-attr]
+    finally:
+        code.close()
+    assert paths(code._sender.newest) == [b"experiments", b"src", b"src/.gitignore", b"src/inner", b"src/model.py"]
+    assert watched == [str(repository / "src"), str(repository / "experiments")]
 
 
 def test_a_watch_that_fails_is_reported_and_can_be_resumed(
