@@ -161,6 +161,10 @@ class CodeSync:
             self._watching = threading.Thread(target=self._watch, args=(on_report,), name="meshgate-watch", daemon=True)
             self._watching.start()
 
+    @property
+    def watching(self) -> bool:
+        return self._watching is not None
+
     def ignores(self, path: str) -> bool:
         """Whether the rules of the tree excluded the file ``path`` from the last push."""
         return all(scanner.ignores(path) for scanner in self._scanners)

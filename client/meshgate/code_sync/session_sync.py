@@ -51,8 +51,10 @@ _without_code: weakref.WeakSet[ClientSession] = weakref.WeakSet()  # sessions wh
 class SessionSync:
     """The sync of one session."""
 
-    def __init__(self, client: ClientSession, tree: Tree) -> None:
+    def __init__(self, client: ClientSession, tree: Tree, *, watching: bool = False) -> None:
+        """``watching``: the sync that this one replaces pushed every save; this one does too, from its first push."""
         self.tree = tree
+        self._continue_watch = watching
         self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
         self._quiet = False
         self._warned_of_missing = False
@@ -64,15 +66,18 @@ class SessionSync:
             report = self.code.push()
         self._warn_of_missing_modules()
         self._report(report)
-        if watch:
-            self.code.watch(self._report)
+        self._watch(asked=watch)
         return report
 
     def push_in_background(self, *, watch: bool) -> None:
         """Pushes without waiting: a later spawn waits for the version on its own hosts."""
         self.code.push(wait=False)
         self._warn_of_missing_modules()
-        if watch:
+        self._watch(asked=watch)
+
+    def _watch(self, *, asked: bool) -> None:
+        if asked or self._continue_watch:
+            self._continue_watch = False  # once: if watching fails, the report says how to resume it
             self.code.watch(self._report)
 
     def _warn_of_missing_modules(self) -> None:
@@ -102,12 +107,16 @@ class SessionSync:
 def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionSync:
     """The sync of ``client``'s session, created by the first call and replaced if ``sync_dirs`` names another tree."""
     current: SessionSync | None = client.attached.get(SessionSync)
-    if current is None or (sync_dirs is not None and driver_tree(sync_dirs) != current.tree):
+    if current is not None and sync_dirs is None:
+        tree = replace(current.tree, paths=paths_below(current.tree.top, driver_import_paths()))
+    else:
+        tree = driver_tree(sync_dirs)
+    if current is None or replace(tree, paths=current.tree.paths) != current.tree:
+        watching = current is not None and current.code.watching
         if current is not None:
             current.code.close()
-        current = client.attached[SessionSync] = SessionSync(client, driver_tree(sync_dirs))
-    elif sync_dirs is None:  # the driver may have added import paths since
-        current.code.tree = replace(current.tree, paths=paths_below(current.tree.top, driver_import_paths()))
+        current = client.attached[SessionSync] = SessionSync(client, tree, watching=watching)
+    current.code.tree = tree  # the driver may have added import paths since
     return current
 
 

@@ -58,6 +58,32 @@ def test_import_paths_that_the_program_adds_are_synced(
     assert "src" in sync_for(client, None).code.tree.paths
 
 
+def test_a_watch_goes_on_after_a_sync_of_the_same_directories_with_other_import_paths(
+    client: Client, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = sync_for(client, ["src", "other"])
+    sync.code.watch(sync._report)
+    monkeypatch.syspath_prepend(str(repository / "src"))
+    assert sync_for(client, ["src", "other"]) is sync
+    assert (sync.code.watching, sync.code._stop.is_set()) == (True, False)
+    assert "src" in sync.code.tree.paths
+
+
+def test_a_watch_continues_on_the_tree_that_is_named_next(
+    client: Client, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sync_for(client, ["src"])
+    first.code.watch(first._report)
+    second = sync_for(client, ["other"])
+    monkeypatch.setattr(second.code, "push", lambda **_: REPORT)
+    second.push_and_wait(watch=False, quiet=True)
+    assert second.code.watching
+    third = sync_for(client, ["src"])
+    monkeypatch.setattr(third.code, "push", lambda **_: REPORT)
+    third.push_in_background(watch=False)
+    assert third.code.watching
+
+
 def test_reports_are_printed_unless_they_are_routine_or_quiet(
     client: Client, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
