@@ -363,7 +363,7 @@ class Entry:
 
 class HostFiles:
     """The files below ``remote``, read by a ``FileReader`` on the host. With ``growing``, files may grow while they are
-    read, and are read up to the size that they had."""
+    read, and are read up to the size that they had; a file that is rewritten and ends larger looks the same."""
 
     def __init__(self, reader: Any, remote: str, *, growing: bool = False) -> None:
         self._reader = reader
@@ -378,9 +378,8 @@ class HostFiles:
         return [Entry(*row) for row in rows]
 
     def read(self, entry: Entry, offset: int, length: int) -> FutureProxy[Any]:
-        size = -1 if self._growing else entry.size
         future: FutureProxy[Any] = self._reader.read.call_one(
-            self._remote, entry.name, offset, length, size, entry.mtime
+            self._remote, entry.name, offset, length, entry.size, entry.mtime, self._growing
         )
         return future
 

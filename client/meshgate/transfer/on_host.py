@@ -26,6 +26,7 @@ class FileReader(Actor, metaclass=SentAsSource):
 
         For a file there is one row with an empty name. Kinds are file, directory, link and other.
         """
+        self._close_file()  # a file that was deleted since it was read keeps its disk space while it is open
         host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
         top = os.path.realpath(os.path.expanduser(path))
         rows: list[tuple[str, str, int, int, int, str]] = []
@@ -50,28 +51,35 @@ class FileReader(Actor, metaclass=SentAsSource):
         return host, rows
 
     @endpoint
-    def read(self, path: str, name: str, offset: int, length: int, size: int, mtime: int) -> Any:
-        """``length`` bytes of a file; an error if its size or mtime differ from those of the listing, or, with a
-        negative ``size``, only if it has become shorter. It is an error, too, if the file does not have the size that
-        the system states: those of /proc and /sys are generated when they are read."""
+    def read(self, path: str, name: str, offset: int, length: int, size: int, mtime: int, growing: bool = False) -> Any:
+        """``length`` bytes of a file; an error if its size or mtime differ from those of the listing. With ``growing``
+        it may have become larger, as a log does. It is an error, too, if the file does not have the size that the
+        system states: those of /proc and /sys are generated when they are read."""
         top = os.path.realpath(os.path.expanduser(path))
         file = os.path.join(top, name) if name else top
         try:
             found = os.stat(file)
             if self.open[0] != file or not os.path.samestat(os.fstat(self.open[1]), found):
-                if self.open[1] >= 0:
-                    os.close(self.open[1])
-                self.open = ("", -1)
+                self._close_file()
                 self.open = (file, os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             handle = self.open[1]
-            data = os.pread(handle, length or int(size == 0), offset)  # one more byte shows if the size is true
+            # One more byte shows if the size is true, unless it may grow.
+            data = os.pread(handle, length or int(size == 0 and not growing), offset)
             after = os.fstat(handle)
         except OSError as error:
             return _failure(error)
-        changed = size >= 0 and any((each.st_size, each.st_mtime_ns) != (size, mtime) for each in (found, after))
-        if changed or (size < 0 and len(data) != length):
+        changed = any(
+            (each.st_size, each.st_mtime_ns) != (size, mtime) and not (growing and each.st_size > size)
+            for each in (found, after)
+        )
+        if changed or (growing and len(data) != length):
             return "changed", file
         return data if len(data) == length else ("generated", file)
+
+    def _close_file(self) -> None:
+        handle, self.open = self.open[1], ("", -1)
+        if handle >= 0:
+            os.close(handle)
 
 
 def _names(directory: str, *, absent_ok: bool) -> list[str]:

@@ -33,6 +33,7 @@ from meshgate.transfer.download import (
     read_error,
     result_of,
 )
+from meshgate.transfer.on_host import FileReader
 from tests.client.transfer.fake_host import (
     BIG,
     FakeHost,
@@ -287,6 +288,41 @@ def test_a_listing_names_its_host() -> None:
     files = host_files(("host-1", [("a", "file", 1, 5, 0o644, "")]))
     assert files.listing(StopSignal()) == [Entry("a", "file", 1, 5, 0o644, "")]
     assert files.host == "host-1"
+
+
+class FilesOfThisMachine(HostFiles):
+    """Files that may grow, as a gather mount reads them. ``after_listing`` runs between a listing and the reads."""
+
+    def __init__(self, remote: Path) -> None:
+        reader = FileReader()
+        endpoints = {
+            name: SimpleNamespace(call_one=lambda *given, method=method: FutureProxy.resolved(method(reader, *given)))
+            for name, method in (("listing", FileReader.listing._method), ("read", FileReader.read._method))
+        }
+        super().__init__(SimpleNamespace(**endpoints), str(remote), growing=True)
+        self.after_listing: Callable[[], object] = lambda: None
+
+    def listing(self, stop: StopSignal) -> list[Entry]:
+        entries = super().listing(stop)
+        self.after_listing()
+        return entries
+
+
+def test_a_copy_stays_as_it_was_while_the_host_rewrites_the_file(tmp_path: Path) -> None:
+    remote, local = tmp_path / "remote", tmp_path / "local"
+    remote.mkdir()
+
+    def write(text: str, time: int) -> None:
+        (remote / "status").write_text(text)
+        os.utime(remote / "status", (time, time))
+
+    files = FilesOfThisMachine(remote)
+    write("step 1", 1)
+    Download(files, str(remote), str(local), skip_changed=True).run()
+    write("step 2", 2)
+    files.after_listing = lambda: write("step 3", 3)
+    assert Download(files, str(remote), str(local), skip_changed=True).run().left_out == ("status",)
+    assert contents(local) == {"status": b"step 1"}
 
 
 @pytest.mark.parametrize(

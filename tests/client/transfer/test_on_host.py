@@ -81,17 +81,45 @@ def test_a_read_that_fails_gives_the_reason_alone(reader: Any) -> None:
 def test_a_growing_file_is_read_up_to_its_listed_size(reader: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"0123456789")
-    assert read(reader, tmp_path, "file", 2, 3, -1, 0) == b"234"
-    assert read(reader, tmp_path, "file", 8, 3, -1, 0) == ("changed", str(file))
+    mtime = file.stat().st_mtime_ns
+    with file.open("ab") as log:
+        log.write(b"and more")
+    os.utime(file, ns=(0, mtime + 1))
+    assert read(reader, tmp_path, "file", 2, 3, 10, mtime, True) == b"234"
+    assert read(reader, tmp_path, "file", 0, 0, 0, mtime, True) == b""
+    assert read(reader, tmp_path, "file", 8, 3, 10, mtime) == ("changed", str(file))
+
+
+@pytest.mark.parametrize("content", [b"rewritten!", b"shorter"])
+def test_a_growing_file_that_was_rewritten_is_not_read(reader: Any, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"0123456789")
+    mtime = file.stat().st_mtime_ns
+    file.write_bytes(content)
+    os.utime(file, ns=(0, mtime + 1))
+    assert read(reader, tmp_path, "file", 2, 3, 10, mtime, True) == ("changed", str(file))
+
+
+def test_a_listing_closes_the_file_that_was_read_last(reader: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"123")
+    assert read(reader, tmp_path, "file", 0, 3, 3, file.stat().st_mtime_ns) == b"123"
+    handle = reader.open[1]
+    assert os.path.samestat(os.fstat(handle), file.stat())
+    listing(reader, tmp_path)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
 
 
 def test_a_file_that_was_replaced_is_opened_again(reader: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")
-    assert read(reader, tmp_path, "file", 0, 3, -1, 0) == b"old"
+    mtime = file.stat().st_mtime_ns
+    assert read(reader, tmp_path, "file", 0, 3, 3, mtime) == b"old"
     (tmp_path / "new").write_bytes(b"new")
+    os.utime(tmp_path / "new", ns=(0, mtime))
     (tmp_path / "new").rename(file)
-    assert read(reader, tmp_path, "file", 0, 3, -1, 0) == b"new"
+    assert read(reader, tmp_path, "file", 0, 3, 3, mtime) == b"new"
 
 
 def test_what_is_removed_while_a_directory_is_listed_is_left_out(
