@@ -235,7 +235,10 @@ class Scanner:
         """
         started = time.perf_counter()
         walk = _Walk(self.root, self.cache, Sizes(readable(self.root), self._limits), self._changes(changed))
-        draft = walk.walk(b"", EVERYTHING if self._everything else Rules.base(self._info_exclude()))
+        try:
+            draft = walk.walk(b"", EVERYTHING if self._everything else Rules.base(self._info_exclude()))
+        except OSError as error:  # such as of the entries of a directory that can be listed and not entered
+            raise _unreadable(os.path.relpath(os.fsencode(error.filename or self.root), self.root), error) from error
         walk.sizes.check()
         if walk.leaving_links and not self._everything:
             raise LinkLeavesTree([(readable(path), readable(target)) for path, target in walk.leaving_links])
@@ -281,29 +284,28 @@ class Scanner:
         A file that grows during every attempt, such as a log, is taken at the size it had when the last one began.
         """
         full = os.path.join(self.root, path)
-        for attempt in range(_ATTEMPTS):
-            read_at = self._clock()
-            try:
+        try:
+            for attempt in range(_ATTEMPTS):
+                read_at = self._clock()
                 handle = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            except OSError as error:
-                if error.errno == errno.ELOOP:  # a symbolic link now
+                if not modes.S_ISREG(os.fstat(handle).st_mode):
+                    os.close(handle)
                     return None
-                hint = "Make it readable, or list it in .meshgateignore"
-                raise TreeError(f"cannot read {readable(path)}: {error.strerror}. {hint}") from error
-            if not modes.S_ISREG(os.fstat(handle).st_mode):
-                os.close(handle)
+                with os.fdopen(handle, "rb", buffering=0) as file:
+                    before = stat_of(os.fstat(handle))
+                    size = before[0]
+                    last = attempt == _ATTEMPTS - 1
+                    pieces, count = _cut_start(file, size) if last else chunks.cut(file.read, size)
+                    after = stat_of(os.fstat(handle))
+                    stable = before == after or (last and after[0] > size and _cut_start(file, size)[0] == pieces)
+                if stable and count == size:
+                    return FileRecord(before, read_at, File(pieces, bool(before[4] & 0o100)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a symbolic link now
                 return None
-            with os.fdopen(handle, "rb", buffering=0) as file:
-                before = stat_of(os.fstat(handle))
-                size = before[0]
-                last = attempt == _ATTEMPTS - 1
-                pieces, count = _cut_start(file, size) if last else chunks.cut(file.read, size)
-                after = stat_of(os.fstat(handle))
-                stable = before == after or (last and after[0] > size and _cut_start(file, size)[0] == pieces)
-            if stable and count == size:
-                return FileRecord(before, read_at, File(pieces, bool(before[4] & 0o100)))
+            raise _unreadable(path, error) from error
         raise UnstableFile(readable(path), _ATTEMPTS)
 
     def _info_exclude(self) -> bytes:
@@ -460,6 +462,11 @@ def _cut_start(file: FileIO, size: int) -> tuple[tuple[Piece, ...], int]:
 
 def stat_of(status: os.stat_result) -> Stat:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
+
+
+def _unreadable(path: bytes, error: OSError) -> TreeError:
+    hint = "Make it readable, or list it in .meshgateignore"
+    return TreeError(f"cannot read {readable(path)}: {error.strerror}. {hint}")
 
 
 def _text(path: bytes) -> bytes:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,56 @@ def test_a_file_that_is_replaced_by_something_else_during_the_scan_is_left_out(
 
     monkeypatch.setattr(os, "open", replace_and_open)
     assert paths(scanner(tmp_path / "t").scan().tree) == [b"kept"]
+
+
+class Unreachable:
+    """An entry of a directory that can be listed but not entered."""
+
+    def __init__(self, entry: os.DirEntry[bytes], link: bool) -> None:
+        self.name, self.path, self.link = entry.name, entry.path, link
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:
+        return False
+
+    def is_symlink(self) -> bool:
+        return self.link
+
+    def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", self.path)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_an_entry_of_a_directory_that_cannot_be_entered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """Root enters any directory, so the error is simulated."""
+    write(tmp_path / "t", {b"data": {b"\xff": b"1"}})
+    list_entries = os.scandir
+
+    @contextlib.contextmanager
+    def scandir(path: bytes) -> Iterator[list[Any]]:
+        with list_entries(path) as entries:
+            yield [Unreachable(each, link) if path.endswith(b"/data") else each for each in entries]
+
+    def readlink(path: bytes) -> bytes:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "readlink", readlink)
+    message = r"^cannot read data/\\xff: Permission denied\. Make it readable, or list it in \.meshgateignore$"
+    with pytest.raises(TreeError, match=message):
+        scanner(tmp_path / "t").scan()
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t", {b"a": b"1"})
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(scan_module.chunks, "cut", fail)
+    with pytest.raises(TreeError, match=r"^cannot read a: Input/output error\. Make it readable"):
+        scanner(tmp_path / "t").scan()
 
 
 def test_a_missing_tree_is_named(tmp_path: Path) -> None:
