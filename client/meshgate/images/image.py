@@ -94,7 +94,8 @@ class Image:
     def copy(self, source: str | Path, destination: str | Path = "") -> Image:
         """Copies a local file, or the contents of a local directory, to ``destination`` (default: its own name).
 
-        If ``destination`` is a directory or ends with ``/``, a file goes into it. Keeps executable bits.
+        If ``destination`` is a directory or ends with ``/``, a file goes into it. Keeps executable bits, and links
+        in a directory; if ``source`` itself is a link, copies what it leads to.
         """
         path = os.path.abspath(os.path.expanduser(source))
         return self._then(Copy((path,), str(destination) or os.path.basename(path)))

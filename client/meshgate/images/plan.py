@@ -159,7 +159,7 @@ def require_sources(steps: Sequence[Step]) -> None:
     for step in steps:
         if isinstance(step, Copy):
             for source in step.sources:
-                _resolve(source, wildcards=step.expand)
+                _resolve(source, step)
         elif isinstance(step, SyncPackage):
             _require_directory(step.path)
 
@@ -186,18 +186,24 @@ def _payload(step: Step) -> tuple[dict[str, Any], Content | None]:
 
 
 def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
-    resolved = [path for source in step.sources for path in _resolve(source, wildcards=step.expand)]
+    resolved = [path for source in step.sources for path in _resolve(source, step)]
     ignored = _dockerignore(step.context)
+
+    def is_excluded(path: str, *, directory: bool) -> bool:
+        place = os.fsencode(os.path.relpath(path, step.context or path))
+        return place != b"." and ignored.cover(place, directory=directory)
+
     entries: dict[str, str] = {}
     sources = []
     for source in resolved:
-        below: dict[str, str] = {}
-        if is_directory := os.path.isdir(source):
-            below = _tree(source, ignored, step.context or source)
-        place = os.fsencode(os.path.relpath(source, step.context or source))
-        if below or place == b"." or not ignored.cover(place, directory=is_directory):
+        if os.path.islink(source) and is_excluded(source, directory=False):
+            continue
+        target = _target(source, step.context)
+        is_directory = os.path.isdir(target)
+        below = _tree(target, ignored, step.context or target) if is_directory else {}
+        if below or not is_excluded(target, directory=is_directory):
             sources.append(source)
-            entries.update(below if is_directory else {os.path.basename(source): source})
+            entries.update(below if is_directory else {os.path.basename(source): target})
     if not sources:
         raise ValueError(f"cannot copy {', '.join(step.sources)}: .dockerignore excludes it")
     only_file = len(sources) == 1 and not os.path.isdir(sources[0])
@@ -228,13 +234,25 @@ def _require_directory(path: str) -> None:
         raise ValueError(f"sync_package({path!r}): the directory does not exist")
 
 
-def _resolve(source: str, *, wildcards: bool) -> list[str]:
+def _resolve(source: str, step: Copy) -> list[str]:
     if os.path.lexists(source):
+        _target(source, step.context)
         return [source]
-    found = sorted(glob.glob(source)) if wildcards else []
+    found = sorted(glob.glob(source)) if step.expand else []
     if not found:
         raise ValueError(f"cannot copy {source}: it does not exist")
     return found
+
+
+def _target(source: str, context: str | None) -> str:
+    """The file or directory that ``source`` is or leads to: a link would dangle on the hosts. As in Docker, it must be
+    inside the Dockerfile's directory ``context``."""
+    target = os.path.realpath(source)
+    if not os.path.exists(target):
+        raise ValueError(f"cannot copy {source}: it is a link to {target}, which does not exist")
+    if context is not None and os.path.commonpath((context, target)) != context:
+        raise ValueError(f"cannot copy {source}: it leads to {target}, outside the Dockerfile's directory")
+    return target
 
 
 def _dockerignore(context: str | None) -> Patterns:

@@ -71,6 +71,46 @@ def test_a_missing_source_is_named(tmp_path: Path) -> None:
         plan(Image().copy(tmp_path / "absent").live_steps)
 
 
+def test_a_link_is_copied_as_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "v1.json").write_text("1")
+    (tmp_path / "config.json").symlink_to("v1.json")
+    image = Image().copy(tmp_path / "config.json", "/there/")
+    (step,) = plan(image.live_steps)
+    assert step.payload["file"] == "config.json"
+    assert step.content is not None
+    file = io.BytesIO()
+    step.content.write_tar(file)
+    file.seek(0)
+    with tarfile.open(fileobj=file) as tar:
+        assert tar.extractfile("config.json").read() == b"1"  # type: ignore[union-attr]
+    before = digests(image)
+    (tmp_path / "v1.json").write_text("2")
+    assert digests(image) != before
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("absent.json")
+    image = Image().copy(tmp_path / "config.json")
+    for check in (plan, require_sources):
+        with pytest.raises(ValueError, match=r"config\.json: it is a link to .*/absent\.json, which does not exist"):
+            check(image.live_steps)
+
+
+def test_a_dockerfile_copies_what_links_in_its_directory_lead_to(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    (app / "data").mkdir(parents=True)
+    for name in ("app/a.py", "app/secret.py", "app/data/table", "app/data/secret", "outside.py"):
+        (tmp_path / name).write_text(name)
+    for name, target in (("b.py", "a.py"), ("s.py", "secret.py"), ("latest", "data"), ("out.py", "../outside.py")):
+        (app / name).symlink_to(target)
+    (app / ".dockerignore").write_text("**/secret*\nout.py\n")
+    (app / "Dockerfile").write_text("FROM x\nCOPY *.py /app/\nCOPY latest /app/data\nCOPY out.py /app/\n")
+    *inside, outside = Image.from_dockerfile(app / "Dockerfile").live_steps
+    assert [names(step) for step in plan(inside)] == [["a.py", "b.py"], ["table"]]
+    with pytest.raises(ValueError, match=r"out\.py: it leads to .*/outside\.py, outside the Dockerfile's directory"):
+        plan([outside])
+
+
 def test_a_dockerfile_copy_expands_wildcards_and_obeys_dockerignore(tmp_path: Path) -> None:
     for name in ("a.py", "b.py", "c.txt", "sub/d.py", "sub/secret"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
