@@ -14,6 +14,9 @@ from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Scanner
 
 DEBOUNCE = 50  # ms; saves closer together than this are one burst
+# While this program is stopped, as by Ctrl-Z or a debugger, the kernel queues events, and drops what comes after the
+# first 16,384; watchfiles does not report that. A save causes about four events: 4,096 changes arrive then.
+MAX_BURST = 1000  # changes; after more, any path may have changed
 POLL_INTERVAL = 200  # ms between checks of ``stop``
 OUTPUTS = ("events.out.tfevents.*", "*.ckpt", "*.distcp", "*.pt", "*.pth", "*.safetensors")
 """Names of event files and checkpoints, which programs write and no one edits."""
@@ -28,19 +31,26 @@ def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[s
 
     Skips paths that all scanners ignore, event files, checkpoints, and the file that this program's output goes to.
 
-    The first value is None, yielded once watching has begun: earlier saves are not reported. Raises TreeError if
+    None stands for any path: it is the first value, yielded once watching has begun, because earlier saves are not
+    reported, and follows more than ``MAX_BURST`` changes at once, of which some may be missing. Raises TreeError if
     watching cannot begin or fails later.
     """
     from watchfiles import watch as watch_files  # noqa: PLC0415 - only drivers that watch pay for the import
 
     roots = [os.fsdecode(scanner.root) for scanner in scanners]
     is_relevant = _relevance_filter(scanners)
+    burst = _Burst(stop)
     started = False
+
+    def is_yielded(_: object, path: str) -> bool:
+        burst.count()
+        return is_relevant(path)
+
     try:
         for changes in watch_files(
             *roots,
-            watch_filter=lambda _, path: is_relevant(path),
-            stop_event=stop,
+            watch_filter=is_yielded,
+            stop_event=burst,
             debounce=DEBOUNCE,
             step=10,
             rust_timeout=POLL_INTERVAL,
@@ -48,10 +58,10 @@ def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[s
         ):
             if missing := next((root for root in roots if not os.path.isdir(root)), None):
                 raise FileNotFoundError(f"directory {missing} was removed")
-            if not started:
+            if burst.was_large() or not started:
                 started = True
                 yield None
-            if changes:
+            elif changes:
                 yield [path for _, path in changes]
     except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for most errors of the system
         text = str(error)
@@ -60,6 +70,29 @@ def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[s
             f"cannot watch {', '.join(roots)}: {text}. Saves are no longer pushed; {rename}call "
             "job.sync(watch=True) to resume"
         ) from error
+
+
+class _Burst:
+    """Finds large bursts. Ignored files count too, because they fill the kernel's queue like others."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._size = 0
+        self._large = False
+
+    def is_set(self) -> bool:
+        """Whether to stop. watchfiles asks before each burst."""
+        self._size = 0
+        return self._stop.is_set()
+
+    def count(self) -> None:
+        self._size += 1
+        self._large = self._large or self._size > MAX_BURST
+
+    def was_large(self) -> bool:
+        """Whether a burst since the last call was large."""
+        large, self._large = self._large, False
+        return large
 
 
 def _relevance_filter(scanners: Sequence[Scanner]) -> Callable[[str], bool]:

@@ -7,7 +7,7 @@ import queue
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from meshgate.code_sync import push
 from meshgate.code_sync.project import Tree, find_tree
 from meshgate.code_sync.push import CodeSync, PushedVersions, SessionChecks, SyncReport, raise_if_failed
+from meshgate.code_sync.watcher import MAX_BURST
 from meshgate.errors import (
     GatewayError,
     MeshFailure,
@@ -195,6 +196,26 @@ def test_a_watch_obeys_meshgateignore_and_ignored_files(
         (repository / folder / "index").write_text("x")
     assert reports.next().files >= 1
     assert not [path for changed in scans for path in changed or [] if ".git" in Path(path).parts]
+
+
+@pytest.mark.parametrize("folder", ["data", "node_modules"])
+def test_a_save_that_was_dropped_from_a_large_burst_is_pushed(
+    code: CodeSync, repository: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """The kernel's queue was full, perhaps of changes to ignored files."""
+
+    def changes(*_: str, watch_filter: Callable[[str, str], bool], **__: object) -> Iterator[set[tuple[str, str]]]:
+        yield set()
+        (repository / "src/model.py").write_text("STEP = 22\n")
+        paths = [str(repository / folder / str(number)) for number in range(MAX_BURST + 1)]
+        yield {("added", path) for path in paths if watch_filter("added", path)}
+
+    monkeypatch.setattr("watchfiles.watch", changes)
+    code.push()
+    reports = Reports()
+    code.watch(reports)
+    assert reports.next().files == 1
+    assert code.push().files == 0
 
 
 def test_several_directories_are_pushed_and_watched_without_what_is_beside_them(

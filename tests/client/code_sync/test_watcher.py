@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from meshgate.code_sync.watcher import SAVES, WINDOW, BusyFiles, watch
+from meshgate.code_sync.watcher import MAX_BURST, SAVES, WINDOW, BusyFiles, watch
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Scanner
 
@@ -80,6 +81,21 @@ os._exit(0)
             [sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=True
         )
     assert done.stderr.strip() == str([str(tree / "model.py")])
+
+
+def test_small_bursts_are_not_taken_for_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that writes ignored files causes no scans of the whole tree."""
+
+    def changes(*_: str, watch_filter: Callable[[str, str], bool], stop_event: Any, **__: object) -> Iterator[set[Any]]:
+        for _ in range(MAX_BURST + 1):
+            assert not stop_event.is_set()
+            assert not watch_filter("modified", str(tmp_path / ".git/index"))
+            yield set()
+
+    monkeypatch.setattr("watchfiles.watch", changes)
+    scanner = Scanner(tmp_path)
+    scanner.scan()
+    assert list(watch([scanner], threading.Event())) == [None]
 
 
 def test_a_removed_directory_ends_the_watch(saves: Saves, tmp_path: Path) -> None:
