@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from meshgate.errors import JobError
-from meshgate.jobs.saved import read_record
+from meshgate.jobs.saved import read_record, write_job_file
 from meshgate_processes.identity import ProcessIdentity, identify_process
 
 _APPLY_ID = re.compile(r"[0-9a-f-]{1,64}")
@@ -75,15 +75,7 @@ def register(entry: LocalEntry) -> None:
     """Writes the entry atomically, because readers remove invalid entries. If the directory is not writable, the job
     runs without an entry."""
     with contextlib.suppress(OSError):
-        directory = _directory()
-        handle, temporary = tempfile.mkstemp(prefix=f"{entry.apply_id}.", suffix=".new", dir=directory)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(json.dumps(asdict(entry)))
-            os.replace(temporary, directory / f"{entry.apply_id}.json")
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_job_file(str(_directory() / f"{entry.apply_id}.json"), json.dumps(asdict(entry)).encode())
 
 
 def unregister(apply_id: str) -> None:

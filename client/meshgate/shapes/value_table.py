@@ -68,9 +68,9 @@ def value_table(labels: Sequence[str], sizes: Sequence[int], read: Read) -> str:
     return html_table(table.header, rows) + more
 
 
-def are_plain(count: int, read: Read, most: int = MOST_ROWS) -> bool:
+def are_plain(count: int, read: Read) -> bool:
     """Whether the values that a table shows are scalars, or dictionaries."""
-    values = [_read(read, rank) for rank in _chosen(count, most)]
+    values = [_read(read, rank) for rank in _chosen(count, MOST_ROWS)]
     return all(isinstance(value, (Mapping, _Unreadable)) or _is_scalar(value) for value in values)
 
 

@@ -11,11 +11,7 @@ from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
-from meshgate_wire.messages import Failure, Header, ObjectFailed, Release
-
-_NEVER_ARRIVED = Failure(
-    kind="invalid", message="the process that held the session ended before the gateway had received this object"
-)
+from meshgate_wire.messages import Header, ObjectFailed, Release
 
 
 class Admission:
@@ -62,7 +58,7 @@ class Admission:
                 self._ledger.record(header)
         coming = {getattr(header, field, 0) for header in waiting for field in ("object", "keep")}
         numbers = {*creations.numbers, *coming}
-        next_object = max(0, *numbers, self._objects.fail_awaited(_NEVER_ARRIVED, numbers)) + 1
+        next_object = max(0, *numbers, self._objects.fail_awaited(numbers)) + 1
         self._objects.forget_adopted()
         self._holder_changed()
         for header in creations:

@@ -55,7 +55,7 @@ class Growth:
     def change(self, request: ScaleJob, caller: str, listener: ProgressListener) -> RunningJob:
         """The job, without its token, once its mesh has the number of hosts."""
         job = lifecycle.find(self._api, request.name, request.namespace)
-        with self._changes(job, request):
+        with self._changes(job):
             scaled = scaling.scale(
                 self._api,
                 job,
@@ -78,7 +78,7 @@ class Growth:
         ]
 
     @contextmanager
-    def _changes(self, job: RunningJob, request: ScaleJob) -> Iterator[None]:
+    def _changes(self, job: RunningJob) -> Iterator[None]:
         key = job.namespace, job.name
         if key in self._changing:
             raise Conflict("another request is changing its number of hosts: repeat this one when that has ended")

@@ -72,7 +72,7 @@ class Downstream:
                     self._waiters.setdefault(digest, []).append(peer)
             else:
                 child.queue.append((root, digest))
-        self._pump(peer, child, now)
+        self._pump(peer, child)
 
     def cancel(self, peer: str, digests: Iterable[bytes]) -> None:
         child = self.children[peer]
@@ -102,7 +102,7 @@ class Downstream:
             child.queue.extendleft((root, digest) for digest in reversed(unread))
             for digest, data in read:
                 self._send_piece(peer, child, digest, data, now)
-            self._pump(peer, child, now)
+            self._pump(peer, child)
 
     def sent(self, peer: str, size: int, now: float) -> None:
         """A piece of ``size`` bytes has left for ``peer``."""
@@ -110,7 +110,7 @@ class Downstream:
         if child is not None:
             child.in_flight -= size
             child.progressed_at = now
-            self._pump(peer, child, now)
+            self._pump(peer, child)
 
     def send(self, peer: str, message: Message, now: float) -> None:
         self.children[peer].sent_at = now
@@ -147,7 +147,7 @@ class Downstream:
             elif now - child.sent_at >= interval:
                 self.send(peer, Heartbeat(starved and bool(child.waiting) and not child.queue), now)
 
-    def _pump(self, peer: str, child: Child, now: float) -> None:
+    def _pump(self, peer: str, child: Child) -> None:
         """Reads the next pieces for a child that has room."""
         if child.queue and not child.reading and child.in_flight < self._window:
             root = child.queue[0][0]

@@ -58,14 +58,13 @@ def collect(store: Store, policy: Policy | None = None, *, now: float | None = N
     return Collected(len(removed), count, size)
 
 
-def stale_snapshots(store: Store, policy: Policy | None = None, *, now: float | None = None) -> list[bytes]:
+def stale_snapshots(store: Store, *, now: float | None = None) -> list[bytes]:
     """Recorded versions whose snapshots can be removed: all but the newest, ten minutes after they were recorded.
     ``Snapshots.remove`` keeps those that are in use or needed by a session."""
-    policy = policy or Policy()
     now = time.time() if now is None else now
     stamps = {root: stamp for root, stamp in _ages(store) if store.snapshots.ready(root)}
     by_age = sorted(stamps, key=lambda root: stamps[root])
-    return [root for root in by_age[: max(0, len(by_age) - policy.keep_newest)] if now - stamps[root] > HELD_SECONDS]
+    return [root for root in by_age[: max(0, len(by_age) - Policy().keep_newest)] if now - stamps[root] > HELD_SECONDS]
 
 
 def _remove_versions(store: Store, policy: Policy, now: float) -> list[bytes]:

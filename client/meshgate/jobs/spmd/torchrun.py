@@ -254,8 +254,8 @@ def _option(name: str, default: Any = None, *, short: str | None = None, **field
     return Option(flags=tuple([short, *flags] if short else flags), default=default, **fields)
 
 
-def _flag(name: str, *, short: str | None = None, refused: str | None = None) -> Option:
-    return _option(name, False, short=short, is_flag=True, refused=refused)
+def _flag(name: str, *, short: str | None = None) -> Option:
+    return _option(name, False, short=short, is_flag=True)
 
 
 def comma_separated(value: str) -> list[str]:

@@ -29,6 +29,9 @@ from meshgate_gateway.engine.objects.regions import rank_region, ranks_within
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Argument, Failure, MeshRef, Region
 
+_NEVER_ARRIVED = Failure(
+    kind="invalid", message="the process that held the session ended before the gateway had received this object"
+)
 MAX_RELEASED = 65_536  # numbers kept, because late messages of other streams may refer to released objects
 
 
@@ -124,12 +127,12 @@ class ObjectTable:
             del self._released[next(iter(self._released))]
         self._wake(number, None)
 
-    def fail_awaited(self, failure: Failure, being_created: Container[int]) -> int:
-        """Makes ``failure`` of every object that requests wait for, that does not exist and is not ``being_created``.
-        Returns the highest number that was ever named, or 0."""
+    def fail_awaited(self, being_created: Container[int]) -> int:
+        """Fails every object that requests wait for, that does not exist and is not ``being_created``. Returns the
+        highest number that was ever named, or 0."""
         for number in [*self._awaited]:
             if number not in self._objects and number not in being_created:
-                self.add(number, failure)
+                self.add(number, _NEVER_ARRIVED)
         return max((0, *self._objects, *self._released))
 
     def forget_adopted(self) -> None:
