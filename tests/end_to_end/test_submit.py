@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from meshgate import AuthenticationError, Channel, Client, ProcessJob, UrlDialer, job_loads
+from meshgate.errors import InvalidRequestError
 from meshgate.session.gateway_client import request_json
 from tests.end_to_end.test_server_restart import kill_server, server_of
 from tests.waiting import wait_for
@@ -150,6 +151,20 @@ def test_an_exception_has_its_traceback_and_exit_code(other: Any, project: Path)
     assert "ValueError: no such sample" in output
     assert "adders.fail.call().get()" in output
     assert [each.name for each in other.runs()][-1] == run.name
+
+
+def test_a_run_does_not_become_a_later_one_with_its_name(other: Any, project: Path) -> None:
+    (project / "exit.py").write_text("print('first')\nraise SystemExit(7)\n")
+    (project / "wait.py").write_text("import signal\nwhile True: signal.pause()\n")
+    first = other.submit(["python", "exit.py"], name="reused", sync_dirs=[str(project)])
+    assert other.run("reused").wait() == 7
+    second = other.submit(["python", "wait.py"], name="reused", sync_dirs=[str(project)])
+    for ask in (first.status, first.stop, lambda: list(first.logs())):
+        with pytest.raises(InvalidRequestError, match="the run reused has ended; another run has this name now"):
+            ask()
+    assert second.status().live
+    second.stop(grace=0)
+    second.wait()
 
 
 def test_the_command_line_submits_shows_and_stops(meshgate: Any, project: Path) -> None:

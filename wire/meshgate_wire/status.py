@@ -20,6 +20,10 @@ LIVE_STATES = frozenset({"starting", "running", "restarting", "stopping"})
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MAX_SUBMISSION = 48 * 1024  # bytes of JSON
 MAX_GRACE = 86_400  # seconds that a program may have to end
+NAME_REUSED = (
+    "the run {0} has ended; another run has this name now: job.run({0!r}) returns that one, and "
+    "`meshgate logs --run {0}` shows what it prints"
+)
 
 
 class _Model(BaseModel):
@@ -281,9 +285,11 @@ class Submission(Program):
 
 
 class StopRequest(_Model):
-    """The body of ``POST /v1/runs/<name>/stop``: the seconds that the program has to end."""
+    """The body of ``POST /v1/runs/<name>/stop``: the seconds that the program has to end, and the ``id`` of the run,
+    "" for whichever has the name."""
 
     grace: Annotated[float, Field(ge=0, le=MAX_GRACE, strict=True, allow_inf_nan=False)] = 30.0
+    id: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")] = ""
 
 
 class RunStatus(_Model):
@@ -305,6 +311,7 @@ class RunStatus(_Model):
     owner: str = Field(default="", description="who submitted it")
     version: str = Field(default="", description="of the code that it runs")
     news: bool = Field(default=False, description="it has ended, and no earlier list of runs has said so")
+    id: str = Field(default="", description="of its submission: that of a later run with the same name is another one")
 
     @property
     def live(self) -> bool:

@@ -20,16 +20,18 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from meshgate.errors import ConnectionFailedError
+from meshgate.errors import ConnectionFailedError, InvalidRequestError
 from meshgate.session.gateway_client import request_json
 from meshgate_wire.status import (
     MAX_GRACE,
     MAX_SUBMISSION,
+    NAME_REUSED,
     JoinableJob,
     Program,
     RunOutput,
     Runs,
     RunStatus,
+    StopRequest,
     Submission,
 )
 
@@ -87,12 +89,13 @@ class Run:
     """A program that was submitted to a job, and runs beside its gateway.
 
     Any process that finds the job can have it, from ``job.run(name)``. Its methods raise GatewayError if the gateway
-    cannot be reached, and InvalidRequestError (a ValueError) if it does not know the run.
+    cannot be reached, and InvalidRequestError (a ValueError) if it does not know the run, or a later run has its name.
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:
         self.name = name
         self._dialer = dialer
+        self._id = ""  # of its submission, from the first answer that has it: its name may become that of a later run
         self._last: RunStatus | None = None
 
     def __repr__(self) -> str:
@@ -144,31 +147,41 @@ class Run:
         wait; does nothing if the run has ended. Raises ValueError if ``grace`` is not 0 to 86,400 seconds."""
         if not isinstance(grace, (int, float)) or not 0 <= grace <= MAX_GRACE:
             raise ValueError(f"stop(grace={grace!r}): expected a number of seconds, 0 to {MAX_GRACE}")
-        body = b'{"grace": %r}' % float(grace)
+        body = StopRequest(grace=float(grace), id=self._id).model_dump_json().encode()
         answer = request_json(self._dialer, f"{PATH}/{quote(self.name)}/stop", body, refusals=REFUSALS)
         self._note(RunStatus.model_validate(answer))
 
     def output(self, after: int) -> RunOutput:
         """What the program printed from byte ``after`` on, at most 1 MiB of it."""
-        return RunOutput.model_validate(self._get(f"/output?after={after}"))
+        return self._note_page(RunOutput.model_validate(self._get(f"/output?after={after}")))
 
     def _output(self, position: list[int], *, follow: bool) -> Iterator[bytes]:
         wait = WAIT if follow else 0
         while True:
-            page = RunOutput.model_validate(_patiently(self._get, f"/output?after={position[0]}&wait={wait}"))
+            answer = _patiently(self._get, f"/output?after={position[0]}&wait={wait}")
+            page = self._note_page(RunOutput.model_validate(answer))
             data = base64.b64decode(page.data)
             if page.start > position[0]:
                 yield b"\n[meshgate: %d bytes of older output are no longer kept]\n" % (page.start - position[0])
             position[0] = page.start + len(data)
-            self._note(page.run)
             if data:
                 yield data
             elif not (follow and page.run.live):
                 return
 
     def _note(self, status: RunStatus) -> RunStatus:
-        self._last = status
+        """``status``; how this run ended if that is known, and ``status`` is that of a later run."""
+        if self._id and status.id not in ("", self._id):
+            if self._last is None or self._last.live:
+                raise InvalidRequestError(NAME_REUSED.format(self.name))
+            return self._last
+        self._id, self._last = self._id or status.id, status
         return status
+
+    def _note_page(self, page: RunOutput) -> RunOutput:
+        if self._note(page.run) is not page.run:
+            raise InvalidRequestError(NAME_REUSED.format(self.name))
+        return page
 
     def _get(self, rest: str) -> object:
         return request_json(self._dialer, f"{PATH}/{quote(self.name)}{rest}", refusals=REFUSALS)

@@ -71,9 +71,9 @@ class WatchedJob(Protocol):
 
 @dataclass(slots=True)
 class _RunReader:
-    """How far the output of one run has been read. ``age`` is that of the run then: a younger one is another run."""
+    """How far the output of one run has been read. ``id`` is that of the run: its name may become a later one's."""
 
-    age: float
+    id: str
     position: int
     splitter: LineSplitter = field(default_factory=LineSplitter)
 
@@ -220,11 +220,12 @@ class Feed:
 
     def _read_run(self, run: RunStatus) -> None:
         reader = self._readers.get(run.name)
-        if reader is None or run.age < reader.age:
-            reader = self._readers[run.name] = _RunReader(run.age, max(0, run.printed - RUN_OUTPUT))
-        reader.age = run.age
+        if reader is None or run.id not in ("", reader.id):  # without one, its files are damaged
+            reader = self._readers[run.name] = _RunReader(run.id, max(0, run.printed - RUN_OUTPUT))
         while reader.position < run.printed:
             page = self._source._run_output(run.name, reader.position)
+            if page.run.id not in ("", reader.id):  # the next poll reads the later run
+                return
             data = base64.b64decode(page.data)
             reader.position = page.start + len(data)
             self._add_run_lines(run.name, reader.splitter.split(data))

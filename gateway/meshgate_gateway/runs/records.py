@@ -135,6 +135,7 @@ class RunDirectory:
             owner=submitted.owner,
             version=submitted.submission.version,
             news=news and not record.live,
+            id=submitted.submission.id,
         )
 
     def _age(self, now: float) -> float:

@@ -32,7 +32,16 @@ from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
 from meshgate_wire.fields import first_problem
-from meshgate_wire.status import MAX_GRACE, RUN_NAME, RunOutput, Runs, RunStatus, StopRequest, Submission
+from meshgate_wire.status import (
+    MAX_GRACE,
+    NAME_REUSED,
+    RUN_NAME,
+    RunOutput,
+    Runs,
+    RunStatus,
+    StopRequest,
+    Submission,
+)
 
 log = EventLog()
 
@@ -263,11 +272,16 @@ class Service:
     def _stop(self, run: RunDirectory, request: Request, caller: Identity, origin: Origin) -> Response:
         audited = partial(audit, "stop run", origin, caller=caller.caller, run=run.name, **self._job)
         try:
-            grace = StopRequest.model_validate_json(request.body or b"{}").grace
+            requested = StopRequest.model_validate_json(request.body or b"{}")
+            if requested.id and self._status_of(run).id not in ("", requested.id):
+                reason = NAME_REUSED.format(run.name)
+                audited(refused=reason)
+                return Response.error(HTTPStatus.CONFLICT, reason)
             if run.name in self._runners:
-                run.request_stop(grace)  # which its runner looks for
+                run.request_stop(requested.grace)  # which its runner looks for
         except ValidationError:
-            reason = f'the body must be {{"grace": <seconds>}}, a number from 0 to {MAX_GRACE}'
+            body = '{"grace": <seconds>, "id": <that of the run, or "">}'
+            reason = f"the body must be {body}, with a number of seconds from 0 to {MAX_GRACE}"
             audited(refused=reason)
             raise MalformedRequest(HTTPStatus.BAD_REQUEST, reason) from None
         except OSError as error:

@@ -14,7 +14,7 @@ import pytest
 from meshgate import progress
 from meshgate.code_sync import session_sync
 from meshgate.code_sync.project import Tree
-from meshgate.errors import ConnectionFailedError
+from meshgate.errors import ConnectionFailedError, InvalidRequestError
 from meshgate.jobs import runs
 from meshgate.jobs.runs import Run
 from meshgate.progress import Block
@@ -28,8 +28,8 @@ def status(state: str = "running", **facts: Any) -> dict[str, Any]:
     return {"name": "night", "state": state, "command": ["python"], "age": 1.0, **facts}
 
 
-def page(start: int, data: bytes, state: str = "running") -> dict[str, Any]:
-    return {"start": start, "data": base64.b64encode(data).decode(), "run": status(state)}
+def page(start: int, data: bytes, state: str = "running", **facts: Any) -> dict[str, Any]:
+    return {"start": start, "data": base64.b64encode(data).decode(), "run": status(state, **facts)}
 
 
 class Gateway:
@@ -126,7 +126,62 @@ def test_output_that_is_no_longer_kept_is_noted(gateway: Any) -> None:
 def test_a_request_to_stop_has_the_grace(gateway: Any) -> None:
     asked = gateway(status("stopping"))
     night().stop(grace=2.5)
-    assert (asked.asked, asked.bodies) == (["/v1/runs/night/stop"], [{"grace": 2.5}])
+    assert (asked.asked, asked.bodies) == (["/v1/runs/night/stop"], [{"grace": 2.5, "id": ""}])
+
+
+FIRST, SECOND = "1" * 32, "2" * 32  # the ids of two runs with the same name
+REUSED = (
+    r"the run night has ended; another run has this name now: job\.run\('night'\) returns that one, and "
+    r"`meshgate logs --run night` shows what it prints"
+)
+
+
+def known(gateway: Any, *answers: Any, **facts: Any) -> tuple[Run, Gateway]:
+    """The first run of its name, which has seen its id, and the gateway that gives it the other answers."""
+    asked = gateway(status(id=FIRST, **facts), *answers)
+    run = night()
+    run.status()
+    return run, asked
+
+
+@pytest.mark.parametrize("ask", [Run.status, Run.wait, lambda run: run.exit_code])
+def test_a_run_does_not_become_a_later_one_with_its_name(gateway: Any, ask: Callable[[Run], object]) -> None:
+    run, _ = known(gateway, status("succeeded", exit_code=0, id=SECOND))
+    with pytest.raises(InvalidRequestError, match=REUSED):
+        ask(run)
+
+
+def test_output_of_a_later_run_is_not_that_of_an_earlier_one(gateway: Any) -> None:
+    run, _ = known(gateway, page(0, b"one\n", id=FIRST), page(4, b"lost\n", id=SECOND), page(4, b"lost\n", id=SECOND))
+    lines = run.logs(follow=True)
+    assert next(lines) == "one\n"
+    with pytest.raises(InvalidRequestError, match=REUSED):
+        next(lines)
+    with pytest.raises(InvalidRequestError, match=REUSED):
+        run.output(4)
+
+
+def test_a_run_that_was_seen_to_end_keeps_its_end(gateway: Any) -> None:
+    later = status(id=SECOND)
+    ended = page(0, b"", "failed", exit_code=7, id=FIRST)
+    run, _ = known(gateway, ended, later, later, page(0, b"of the later one", id=SECOND))
+    assert list(run.logs(follow=True)) == []
+    assert run.wait() == 7
+    assert run.status().state == "failed"
+    with pytest.raises(InvalidRequestError, match=REUSED):
+        list(run.logs())
+
+
+def test_a_request_to_stop_has_the_id_of_the_run(gateway: Any) -> None:
+    run, asked = known(gateway, status("stopping", id=FIRST))
+    run.stop()
+    assert asked.bodies[-1] == {"grace": 30.0, "id": FIRST}
+
+
+def test_a_run_whose_id_is_not_known_any_more_is_taken_for_the_same(gateway: Any) -> None:
+    run, _ = known(gateway, status("lost"), status("succeeded", id=SECOND))  # its files are damaged
+    assert run.status().state == "lost"
+    assert run.status().state == "lost"
 
 
 # --- submissions ------------------------------------------------------------------------------------------

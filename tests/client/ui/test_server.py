@@ -357,9 +357,21 @@ def test_the_output_of_a_run_is_read_line_by_line(source: FakeSource, feed: Feed
     assert texts(message) == ["last"]
     assert source.asked == asked + 1  # only for what is new
     assert message["status"]["runs"][0]["news"]
-    source.run("running", b"again\n", age=1.0)  # another run of this name
+
+
+def test_a_later_run_with_the_same_name_is_read_from_its_beginning(
+    source: FakeSource, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.run("failed", b"one\n", id="first")
     feed.poll()
-    assert texts(read(feed, seen)[0]) == ["again"]
+    stale = source.reported.model_copy(update={"runs": (source.reported.runs[0].model_copy(update={"printed": 8}),)})
+    source.run("running", b"two\nthree\n", age=20.0, id="second")
+    with monkeypatch.context() as patched:  # it begins between the status and the output
+        patched.setattr(source, "status", lambda: stale)
+        feed.poll()
+    assert texts(read(feed)[0]) == ["one"]
+    feed.poll()
+    assert texts(read(feed)[0]) == ["one", "two", "three"]
 
 
 def test_what_a_run_printed_long_ago_is_not_read(

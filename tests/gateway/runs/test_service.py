@@ -140,6 +140,20 @@ def test_a_run_is_stopped_with_the_grace_of_the_request(gateway: Gateway) -> Non
     assert gateway.post("/v1/runs/stubborn/stop", {}).body["state"] == "stopped"
 
 
+def test_a_run_is_not_stopped_in_place_of_an_earlier_one_with_its_name(gateway: Gateway) -> None:
+    first, second = "1" * 32, "2" * 32
+    assert gateway.submit("reused", "pass\n", id=first).body["id"] == first
+    gateway.wait("reused")
+    assert gateway.submit("reused", WAITS, id=second).body["id"] == second
+    refused = gateway.post("/v1/runs/reused/stop", {"id": first})
+    assert refused.status == 409
+    assert "the run reused has ended; another run has this name now" in refused.error
+    gateway.server.wait_logged("audit", action="stop run", outcome="refused", run="reused")
+    assert not (gateway.directory("reused") / "stop").exists()
+    assert gateway.post("/v1/runs/reused/stop", {"id": second}).status == 200
+    assert gateway.wait("reused")["state"] == "stopped"
+
+
 def test_output_is_waited_for(gateway: Gateway) -> None:
     gateway.submit(
         "slow", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nos.write(1, b'now\\n')\n"
@@ -169,6 +183,7 @@ def ended(gateway: Gateway) -> None:
         ("/v1/runs/nothing/stop", {}, 404, "no run 'nothing'"),
         ("/v1/runs/ended/stop", {"grace": "soon"}, 400, "grace"),
         ("/v1/runs/ended/stop", {"grace": -1}, 400, "grace"),
+        ("/v1/runs/ended/stop", {"id": "ended"}, 400, "id"),
         ("/v1/runs/ended/stop", {"grace": "30"}, 400, "grace"),
         ("/v1/runs/ended/stop", {"grace": True}, 400, "grace"),
         ("/v1/runs/ended/stop", {"grace": 10**400}, 400, "grace"),
