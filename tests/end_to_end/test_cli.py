@@ -159,16 +159,32 @@ def test_exec_exits_with_the_code_of_the_command(job: ProcessJob) -> None:
     assert (shown.returncode, shown.stdout) == (0, "hello")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_exec_passes_input_on_as_it_comes_and_ends_with_the_command(job: ProcessJob) -> None:
+    main = "from meshgate.cli.app import app; app()"
+    command = [sys.executable, "-c", main, "exec", str(job.apply_id), "--rank", "1", "-i"]
+    script = "read a; echo got $a; read b; exit $b"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with child_process([*command, "--", "sh", "-c", script], **pipes) as child:
+        for text, printed in (b"hello\n", b"got hello\n"), (b"3\n", b""):
+            child.stdin.write(text)
+            child.stdin.flush()
+            assert child.stdout.readline() == printed
+        assert (child.wait(60), child.stderr.read()) == (3, b"")  # although its input has not ended
+
+
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGTERM, []), (signal.SIGHUP, []), (signal.SIGINT, []), (signal.SIGINT, ["-i"])]
+)
 def test_a_signal_that_ends_exec_ends_its_command_and_session(
-    job: ProcessJob, tmp_path: Path, number: signal.Signals
+    job: ProcessJob, tmp_path: Path, number: signal.Signals, options: list[str]
 ) -> None:
     before = {session.session for session in job.status().sessions}
     main = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     main += "from meshgate.cli.app import app; app()"
     command = [sys.executable, "-c", main, "exec", str(job.apply_id), "--rank", "1"]
     script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 300"
-    with child_process([*command, "--", "sh", "-c", script], start_new_session=True) as child:
+    command += [*options, "--", "sh", "-c", script]
+    with child_process(command, stdin=subprocess.PIPE, start_new_session=True) as child:
         wait_for((tmp_path / "pid").exists, "the command to start", timeout=60)
         child.send_signal(number)
         assert child.wait(60) == 128 + number

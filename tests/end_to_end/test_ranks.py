@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import inspect
 import io
 import json
@@ -21,7 +22,8 @@ import termios
 import threading
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -66,6 +68,57 @@ def test_a_command_runs_on_the_chosen_hosts(job: ProcessJob) -> None:
 def test_a_command_reads_input_and_prints_as_it_goes(job: ProcessJob, capsysbinary: Any) -> None:
     assert job.exec(["cat"], ranks=0, stdin=io.BytesIO(b"in\xff")).returncode == 0
     assert capsysbinary.readouterr().out == b"in\xff"
+
+
+@pytest.fixture
+def endless() -> Iterator[tuple[IO[bytes], int]]:
+    """An input that has nothing yet and does not end, and the descriptor to write to it."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as file:
+        yield file, writing
+    os.close(writing)
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_command_ends_before_its_input_and_leaves_the_rest(job: ProcessJob, endless: Any, capfd: Any) -> None:
+    stdin, writing = endless
+    assert job.exec(["sh", "-c", "echo early; exit 3"], ranks=0, stdin=stdin, timeout=60).returncode == 3
+    assert capfd.readouterr().out == "early\n"
+    os.write(writing, b"later")
+    assert stdin.read1(10) == b"later"
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_timeout_holds_while_input_is_read(job: ProcessJob, endless: Any) -> None:
+    with pytest.raises(TimeoutError, match=r"sleep did not end within 0\.1 s on rank 0; it was ended"):
+        job.exec(["sleep", "1000"], ranks=0, stdin=endless[0], timeout=0.1)
+
+
+@pytest.mark.usefixtures("hosts")
+def test_each_command_has_the_whole_input_in_order(job: ProcessJob, tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    (tmp_path / "input").write_bytes(data)
+    with open(tmp_path / "input", "rb") as stdin:
+        found = job.exec(["sha256sum"], stdin=stdin, capture_output=True)
+    assert [result.stdout.split()[0] for result in found] == [hashlib.sha256(data).hexdigest()] * 2
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_command_that_closes_its_input_does_not_hold_up_the_others(job: ProcessJob, tmp_path: Path) -> None:
+    closes = f"exec <&-; while [ ! -e {tmp_path}/read ]; do sleep 0.05; done"
+    script = f"if [ $MESHGATE_HOST_NAME = workers-0 ]; then {closes}; else wc -c; touch {tmp_path}/read; fi"
+    found = job.exec(["sh", "-c", script], stdin=io.BytesIO(bytes(4_000_000)), capture_output=True, timeout=60)
+    assert found[1].stdout.strip() == "4000000"
+
+
+@pytest.mark.usefixtures("hosts")
+def test_an_input_that_cannot_be_read_ends_the_command(job: ProcessJob) -> None:
+    class Broken(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        job.exec(["sleep", "1000"], ranks=0, stdin=Broken())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("hosts")

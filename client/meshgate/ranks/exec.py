@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 from meshgate.errors import MeshgateError
 from meshgate.ranks.host_streams import HostStreams, check_ranks, spawn_streams
 from meshgate.ranks.on_host import PROCESS, STDERR, STDIN, STDOUT
-from meshgate.ranks.streams import WINDOW
+from meshgate.ranks.streams import CHUNK, WINDOW
 from meshgate.session.futures import FutureProxy
 
 if TYPE_CHECKING:
@@ -82,41 +82,95 @@ def execute(
     stdin: IO[bytes] | None = None,
     timeout: float | None = None,
 ) -> Executed:
-    """Runs ``command`` on the hosts ``ranks``. Interrupting it ends the commands."""
+    """Runs ``command`` on the hosts ``ranks``, until it has ended on all of them. Interrupting it ends the commands."""
     if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
         raise TypeError(f"exec() needs a list of strings such as ['nvidia-smi', '-L'], not {command!r}")
     chosen = check_ranks(ranks, len(hosts))
     deadline = None if timeout is None else time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         streams = spawn_streams(hosts, None if ranks is None else chosen, "exec", stack)
-        arrivals = streams[chosen[0]].arrivals
+        arrivals: queue.SimpleQueue[Any] = streams[chosen[0]].arrivals
         running = {rank: _Running(streams[rank], capture=capture, labelled=len(chosen) > 1) for rank in chosen}
         for each in running.values():
             each.start(command, env or {}, workdir, stdin=stdin is not None)
-        if stdin is not None:
-            data = stdin.read()
-            for each in running.values():
-                each.send(data)
+        entered = None if stdin is None else _Input(stdin, list(running.values()), arrivals)
+        if entered is not None:
+            stack.callback(entered.close)
         while any(not each.finished for each in running.values()):
+            if entered is not None:
+                entered.ask()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                host, future = arrivals.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                source, arrived = arrivals.get(timeout=left)
             except queue.Empty:
                 late = ", ".join(f"rank {rank}" for rank, each in running.items() if not each.finished)
                 raise TimeoutError(f"{command[0]} did not end within {timeout} s on {late}; it was ended") from None
-            running[host.rank].arrived(future)
+            if source is entered:
+                entered.arrived(arrived)
+            else:
+                running[source.rank].arrived(arrived)
         for each in running.values():
             each.flush()
     return Executed({rank: each.result() for rank, each in running.items()})
 
 
+class _Input:
+    """Sends what ``stdin`` has to all commands. A thread reads it, so that output is shown meanwhile.
+
+    The thread reads a piece each time it is asked to, with a byte in a pipe: no more is under way to a command than it
+    has room for. It waits for input in select(), which the end of that pipe ends: if a thread were inside of
+    ``sys.stdin`` when the interpreter shuts down, that would abort the process.
+    """
+
+    def __init__(self, stdin: IO[bytes], commands: Sequence[_Running], arrivals: queue.SimpleQueue[Any]) -> None:
+        self._stdin, self._commands, self._arrivals = stdin, commands, arrivals
+        self._reading = False
+        asked, self._asking = os.pipe()
+        threading.Thread(target=self._read, args=[asked], name="meshgate-exec-input", daemon=True).start()
+
+    def ask(self) -> None:
+        """Has the next piece read if there is room for it at every command that still takes input."""
+        taking = [each for each in self._commands if each.takes_input and not each.finished]
+        if taking and not self._reading and all(each.unwritten < WINDOW for each in taking):
+            self._reading = True
+            os.write(self._asking, b"x")
+
+    def arrived(self, piece: bytes | Exception) -> None:
+        self._reading = False
+        if isinstance(piece, Exception):
+            raise piece
+        for each in self._commands:
+            each.send(piece)
+
+    def close(self) -> None:
+        os.close(self._asking)
+
+    def _read(self, asked: int) -> None:
+        try:
+            read = getattr(self._stdin, "read1", self._stdin.read)  # read() of a buffered file waits for all of it
+            watched = []
+            with contextlib.suppress(AttributeError, OSError):  # a BytesIO has no descriptor
+                watched.append(self._stdin.fileno())
+            while os.read(asked, 1):
+                if watched and asked in select.select([*watched, asked], [], [])[0]:
+                    return
+                self._arrivals.put((self, read(CHUNK)))
+        except Exception as error:  # noqa: BLE001 - raised where it arrives
+            self._arrivals.put((self, error))
+        finally:
+            os.close(asked)
+
+
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A command on one host."""
+    """A command on one host. ``unwritten`` bytes of input were sent that the command has no room for yet."""
 
     streams: HostStreams
     capture: bool
     labelled: bool
     finished: bool = False
+    takes_input: bool = False
+    unwritten: int = 0
     host: str = ""
     returncode: int = 0
     error: str = ""
@@ -132,14 +186,16 @@ class _Running:
     def start(self, command: Sequence[str], env: Mapping[str, str], workdir: str | None, *, stdin: bool) -> None:
         writer = self.streams.writer
         self.name = writer.host.call_one()
+        self.takes_input = stdin
         writer.run.broadcast(list(command), dict(env), workdir, stdin)
         self.streams.start()
 
     def send(self, data: bytes) -> None:
-        writer = self.streams.writer
-        for start in range(0, len(data), WINDOW):
-            writer.write.broadcast(STDIN, data[start : start + WINDOW])
-        writer.write.broadcast(STDIN, b"")
+        """Sends a piece of input; an empty one is its end."""
+        if self.takes_input and not self.finished:
+            self.unwritten += len(data)
+            self.takes_input = bool(data)
+            self.streams.writer.write.broadcast(STDIN, data)
 
     def arrived(self, future: FutureProxy[Any]) -> None:
         if self.finished:
@@ -155,10 +211,12 @@ class _Running:
             if data := b"".join([event.data for event in events if (event.kind, event.stream) == ("data", stream)]):
                 self._output(stream, data)
         for event in events:
-            if event.kind == "data":
-                continue
             if event.kind in ("exit", "failed"):
                 self.finished, self.returncode, self.error = True, event.number, event.data.decode()
+            elif event.kind == "wrote":
+                self.unwritten -= event.number
+            elif event.kind == "closed":
+                self.takes_input = False
 
     def _output(self, stream: int, data: bytes) -> None:
         self.streams.writer.ack.broadcast(stream, len(data))

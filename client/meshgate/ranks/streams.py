@@ -28,9 +28,9 @@ TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # a program that uses IPv6 sockets
 
 
 class Event(NamedTuple):
-    """``data``: bytes were read. ``end``: no others follow. ``wrote``: ``number`` bytes were written. ``accepted``: a
-    listener has a new stream. ``failed``: a connection could not be made, and why. ``exit``: of a process, with its
-    exit code."""
+    """``data``: bytes were read. ``end``: no others follow. ``wrote``: ``number`` bytes were written. ``closed``: no
+    program reads what is written, which is dropped from now on. ``accepted``: a listener has a new stream. ``failed``:
+    a connection could not be made, and why. ``exit``: of a process, with its exit code."""
 
     stream: int
     kind: str
@@ -262,7 +262,7 @@ class Hub:
         return [Event(number, "end")]
 
     def _write_queue(self, number: int, stream: Stream) -> list[Event]:
-        written = 0
+        written, closed = 0, []
         try:
             while stream.queue:
                 data = stream.queue[0]
@@ -280,9 +280,10 @@ class Hub:
             written += sum(map(len, stream.queue))  # no program reads it
             stream.queue.clear()
             stream.ending = True
+            closed = [Event(number, "closed")]
         if not stream.queue and stream.ending:
             stream.writing = _close_half(stream, stream.writing, stream.reading, socket.SHUT_WR)
-        return [Event(number, "wrote", number=written)] if written else []
+        return [Event(number, "wrote", number=written), *closed] if written else closed
 
     def _drain(self, outputs: tuple[int, ...]) -> list[Event]:
         """The rest of what an ended process has written, and the ends of these streams."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -12,7 +13,7 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from meshgate.ranks.exec import (
     CommandResult,
     Executed,
     _forwarding_input,
+    _Input,
     _on_resize,
     _raw,
     _Running,
@@ -34,6 +36,7 @@ from meshgate.ranks.exec import (
 )
 from meshgate.ranks.host_streams import HostStreams
 from meshgate.ranks.on_host import PROCESS, STDERR, STDIN, STDOUT
+from meshgate.ranks.streams import WINDOW
 from meshgate.session.futures import FutureProxy
 
 
@@ -156,6 +159,67 @@ def test_a_command_is_a_list_of_strings(command: Any) -> None:
 def test_a_program_without_stdout_may_run_commands(monkeypatch: pytest.MonkeyPatch, capture: bool) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert running([(STDOUT, "data", b"a", 0)], EXIT, capture=capture).result().returncode == 3
+
+
+@contextlib.contextmanager
+def input_of(data: bytes) -> Iterator[tuple[_Running, _Running, Callable[[], None]]]:
+    """Two commands with the same input, and what sends of it what there is room for."""
+    arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    commands = []
+    for rank in range(2):
+        writer = Actor()
+        writer.host.results = [FutureProxy.resolved("workers-1")]
+        commands.append(_Running(HostStreams(rank, Actor(), writer, arrivals), capture=False, labelled=True))
+        commands[-1].start(["command"], {}, None, stdin=True)
+    entered = _Input(io.BytesIO(data), commands, arrivals)
+
+    def send() -> None:
+        entered.ask()
+        while entered._reading:
+            entered.arrived(arrivals.get(timeout=30)[1])
+            entered.ask()
+
+    yield commands[0], commands[1], send
+    entered.close()
+
+
+def sent_to(command: _Running) -> list[bytes]:
+    return [data for _, data in command.streams.writer.write.sent]
+
+
+def take(command: _Running, *events: tuple[int, str, bytes, int]) -> None:
+    command.arrived(FutureProxy.resolved((command.streams._next, list(events))))
+
+
+def test_the_slowest_command_sets_the_pace_of_the_input() -> None:
+    data = os.urandom(WINDOW * 2)
+    with input_of(data) as (fast, slow, send):
+        send()
+        assert b"".join(sent_to(fast)) == data[:WINDOW]
+        take(fast, (STDIN, "wrote", b"", WINDOW))
+        send()
+        assert b"".join(sent_to(fast)) == data[:WINDOW]
+        take(slow, (STDIN, "wrote", b"", WINDOW))
+        send()
+        for each in (fast, slow):
+            take(each, (STDIN, "wrote", b"", WINDOW))
+        send()
+        assert b"".join(sent_to(fast)) == b"".join(sent_to(slow)) == data
+        assert sent_to(fast)[-1] == b""  # its end
+
+
+@pytest.mark.parametrize("over", [(STDIN, "closed", b"", 0), (PROCESS, "exit", b"", 0)])
+def test_a_command_that_takes_no_input_any_more_holds_nothing_up(over: tuple[int, str, bytes, int]) -> None:
+    data = os.urandom(WINDOW * 2)
+    with input_of(data) as (gone, other, send):
+        send()
+        take(gone, over)
+        take(other, (STDIN, "wrote", b"", WINDOW))
+        send()
+        assert (len(b"".join(sent_to(gone))), len(b"".join(sent_to(other)))) == (WINDOW, 2 * WINDOW)
+        take(other, over)
+        send()
+        assert sent_to(other)[-1] != b""  # nothing is read for no command
 
 
 @pytest.fixture

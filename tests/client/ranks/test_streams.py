@@ -117,6 +117,14 @@ def test_large_data_is_written_in_pieces_as_the_peer_reads_it(hub: Hub, peer: so
     assert bytes(received) == data
 
 
+def test_a_program_that_no_longer_reads_its_input_is_an_event(hub: Hub) -> None:
+    reading, writing = os.pipe()
+    hub.add(5, writing=writing)
+    os.close(reading)
+    hub.write(5, b"dropped")
+    assert hub.poll() == [Event(5, "wrote", number=7), Event(5, "closed")]
+
+
 def test_a_peer_that_is_gone_returns_the_credit_of_what_it_did_not_read(hub: Hub, peer: socket.socket) -> None:
     peer.close()
     hub.write(5, b"x")
