@@ -20,7 +20,7 @@ import typer
 from meshgate.cli.console import AsJson, Job, Namespace, fail
 from meshgate.errors import ConnectionFailedError, JobNotRunning, MeshgateError, ranks_text
 from meshgate.jobs.find import find_job
-from meshgate.jobs.runs import Answer, Args, Run, _patiently
+from meshgate.jobs.runs import Answer, Args, Run, patiently
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.output.log_files import LogFiles, folder_name
 from meshgate.session.output.printer import kind_of, write_text
@@ -161,7 +161,7 @@ def ask_patiently(job: JobTrait, ask: Callable[Args, Answer], *args: Args.args, 
                 raise JobNotRunning(f"{job!r} has ended") from error
             raise
 
-    return _patiently(attempt)
+    return patiently(attempt)
 
 
 def _has_ended(job: JobTrait) -> bool:

@@ -136,7 +136,7 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = WAIT if deadline is None else max(0.0, min(WAIT, deadline - time.monotonic()))
-            status = self._note(RunStatus.model_validate(_patiently(self._get, f"?wait={left:.1f}")))
+            status = self._note(RunStatus.model_validate(patiently(self._get, f"?wait={left:.1f}")))
             if not status.live:
                 return status.exit_code
             if deadline is not None and time.monotonic() >= deadline:
@@ -158,7 +158,7 @@ class Run:
     def _output(self, position: list[int], *, follow: bool) -> Iterator[bytes]:
         wait = WAIT if follow else 0
         while True:
-            answer = _patiently(self._get, f"/output?after={position[0]}&wait={wait}")
+            answer = patiently(self._get, f"/output?after={position[0]}&wait={wait}")
             page = self._note_page(RunOutput.model_validate(answer))
             data = base64.b64decode(page.data)
             if page.start > position[0]:
@@ -211,7 +211,7 @@ def submit(dialer: Callable[[], Dialer], tree: Tree, version: str, program: Prog
             "long arguments into a file of the project"
         )
     try:
-        answer = _patiently(lambda path: request_json(dialer(), path, body, refusals=REFUSALS), PATH)
+        answer = patiently(lambda path: request_json(dialer(), path, body, refusals=REFUSALS), PATH)
     except ConnectionFailedError as error:
         raise ConnectionFailedError(
             f"it is not known whether the run {submission.name} was started: {error}. Look with job.runs() or "
@@ -242,7 +242,7 @@ def list_runs(dialer: Dialer) -> list[Run]:
     return found
 
 
-def _patiently(ask: Callable[Args, Answer], *args: Args.args, **options: Args.kwargs) -> Answer:
+def patiently(ask: Callable[Args, Answer], *args: Args.args, **options: Args.kwargs) -> Answer:
     """What ``ask`` returns, which is called again and again for a while if the gateway cannot be reached."""
     deadline = time.monotonic() + OUTAGE
     while True:
