@@ -203,8 +203,11 @@ def imports_in(text: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
 
 def assigned(path: str) -> set[str]:
     """The names that the module in this file binds at its top level."""
-    with open(path, "rb") as file:
-        text = file.read()
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return set()  # a process without a version may have loaded a file that is gone by now
     try:
         table = symtable.symtable(text.decode(), path, "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

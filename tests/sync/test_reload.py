@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import itertools
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,22 @@ def test_a_module_that_becomes_a_package_or_ceases_to_be_one_is_reloaded(
     assert (project.names(done.modules), done.vanished) == (["a", "b"], ())
     assert b.X == 2
     assert hasattr(project.load("a"), "__path__") is after.endswith("____")
+
+
+@pytest.mark.parametrize(("before", "after"), [("a", "a____init____"), ("a____init____", "a")])
+def test_a_process_without_a_version_may_have_loaded_files_that_are_gone(
+    project: Project, before: str, after: str
+) -> None:
+    project.write(project.before, **{before: "X = 1"}, b="from @a import X")
+    project.write(project.after, **{after: "X = 2"}, b="from @a import X")
+    b = project.load("b")
+    shutil.rmtree(project.before)
+    project.before.mkdir()
+    if before != "a":
+        (project.before / f"{project.prefix}a").touch()  # the package's directory has become a file
+    done = project.execute(versioned=False)
+    assert (project.names(done.modules), done.vanished) == (["a", "b"], ())
+    assert b.X == 2
 
 
 @pytest.mark.parametrize(("before", "after"), [("a", "a____init____"), ("a____init____", "a")])
