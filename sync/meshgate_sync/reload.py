@@ -154,7 +154,7 @@ def _source(module: ModuleType) -> str:
         with open(str(module.__file__), encoding="utf-8-sig", errors="replace") as file:  # a BOM is no syntax error
             return file.read()
     except OSError:
-        return ""  # the file is gone; what the module refers to remains
+        return ""  # the file is gone, or there is none; what the module refers to remains
 
 
 def _imported(module: ModuleType, source: str, modules: Mapping[str, ModuleType]) -> set[str]:
@@ -265,7 +265,9 @@ class ReloadPlan:
         old = old_classes(kinds, (*self.to_reload, *self.vanished))
         if old:
             change.restore_names(gone)
-        return Reloaded(tuple(finder.done), tuple(self.vanished), old)
+        # A package whose __init__.py is gone has been imported again as a namespace package, for its parts.
+        vanished = [name for name in self.vanished if name not in sys.modules]
+        return Reloaded(tuple(finder.done), tuple(vanished), old)
 
     def _gone_names(self, name: str) -> set[str]:
         """The names that the module's old file binds and its new file does not."""
@@ -281,22 +283,20 @@ def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) 
     Raises SyntaxError if a file to reload is invalid, and CannotReload if a compiled module has changed.
     """
     path = os.path.realpath(path)
-    current, new = {}, {}
-    for name, (directory, relative) in modules_from(sys.modules, before).items():
-        if directory != path:
-            current[name] = os.path.join(directory, relative)
-            if (file := _file_in(path, name, relative, directory)) is not None:
-                new[name] = file
-    if not before:
-        for name, file in _by_name(sys.modules, path, paths).items():
-            current[name], new[name] = str(sys.modules[name].__file__), file
+    current, new = _by_version(sys.modules, path, before) if before else _by_name(sys.modules, path, paths)
+    for name, file in _files(sys.modules).items():
+        above = [each for each in _packages_of(name) if each in new]
+        if any(_is_package(current[each]) and not _is_package(new[each]) for each in above):
+            current[name] = file  # its package becomes a module, which has no parts
+            new.pop(name, None)
     unknown = {name for name in new if not before and not current[name].endswith(EXTENSIONS)}
     differ = [name for name, file in new.items() if name in unknown or not _same(current[name], file)]
     if compiled := [name for name in differ if current[name].endswith(EXTENSIONS) or new[name].endswith(EXTENSIONS)]:
         raise CannotReload(compiled)
     vanished = [name for name in current if name not in new]
     parts = [name for name in new if name.rpartition(".")[0] in vanished]
-    modules = {name: sys.modules[name] for name in current if not current[name].endswith(EXTENSIONS)}
+    source = {name for name, file in current.items() if not file.endswith(EXTENSIONS)}
+    modules = {name: module for name, module in list(sys.modules.items()) if name in source}
     to_reload = [name for name in affected(modules, [*differ, *parts, *vanished]) if name in new]
     for name in to_reload:
         importlib.machinery.SourceFileLoader(name, new[name]).get_code(name)  # cached for all processes of the host
@@ -314,12 +314,35 @@ def modules_from(modules: Mapping[str, ModuleType], before: Iterable[str]) -> di
     return found
 
 
-def _by_name(modules: Mapping[str, ModuleType], path: str, paths: Sequence[str]) -> dict[str, str]:
-    """The ``modules`` that the snapshot ``path`` has in ``paths``, with their files there, except for those of Python
-    and of installed packages: processes have such before they enter a version, too."""
+def _by_version(
+    modules: Mapping[str, ModuleType], path: str, before: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The files of the ``modules`` that were loaded from the snapshots ``before``, and those of them that ``path`` has.
+    Namespace packages that stay such are left out: they follow ``sys.path`` by themselves."""
+    current: dict[str, str] = {}
+    new: dict[str, str] = {}
+    for name, (directory, relative) in sorted(modules_from(modules, before).items()):  # packages before their parts
+        if directory == path:
+            continue
+        if (file := _file_in(path, name, relative, directory)) is not None:
+            new[name] = file
+        elif places := _namespace(modules[name]):
+            above = name.rpartition(".")[0]
+            dropped = above in current and above not in new
+            if not dropped and (len(places) > 1 or os.path.isdir(os.path.join(path, os.path.dirname(relative)))):
+                continue
+        current[name] = os.path.join(directory, relative)
+    return current, new
+
+
+def _by_name(
+    modules: Mapping[str, ModuleType], path: str, paths: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The files of the ``modules`` that the snapshot ``path`` has in ``paths``, and those there, except for modules of
+    Python and of installed packages: processes have such before they enter a version, too."""
     schemes = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = tuple(os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in schemes)
-    found = {}
+    current, new = {}, {}
     for name, file in _files(modules).items():
         *package, last = name.split(".")
         base = os.path.basename(file)
@@ -329,18 +352,32 @@ def _by_name(modules: Mapping[str, ModuleType], path: str, paths: Sequence[str])
         if file.endswith(os.sep + relative) and not file.startswith(installed):
             here = next(filter(None, (_file_in(os.path.join(path, each), name, relative) for each in paths)), None)
             if here is not None:
-                found[name] = here
-    return found
+                current[name], new[name] = file, here
+    return current, new
 
 
 def _files(modules: Mapping[str, ModuleType]) -> dict[str, str]:
-    """The real files of the modules that have one, except for the program's own."""
+    """The real files of the modules that have one, except for the program's own. Of a namespace package it is the
+    ``__init__.py`` that its first directory does not have."""
     found = {}
     for name, module in list(modules.items()):
         file = read_attribute(module, "__file__")  # ``sys.modules`` may have any object
         if isinstance(file, str) and file.endswith((".py", *EXTENSIONS)) and name != "__main__":
             found[name] = os.path.realpath(file)
+        elif places := _namespace(module):
+            found[name] = os.path.join(os.path.realpath(places[0]), "__init__.py")
     return found
+
+
+def _namespace(module: ModuleType) -> list[str]:
+    """The directories of a namespace package, which has no ``__init__.py``; none of another module."""
+    spec = read_attribute(module, "__spec__")
+    if not isinstance(spec, importlib.machinery.ModuleSpec) or spec.origin is not None:
+        return []
+    try:
+        return list(spec.submodule_search_locations or ())
+    except (KeyError, AttributeError):
+        return []  # it looks them up in its own package, which is no longer loaded, or no longer a package
 
 
 def old_classes(kinds: Iterable[type], reloaded: Iterable[str]) -> tuple[str, ...]:
@@ -389,7 +426,9 @@ class _ReloadFinder(importlib.abc.MetaPathFinder):
         sys.meta_path.insert(0, self)
         try:
             for name in names:
-                importlib.import_module(name)
+                # A namespace package that is still loaded does not import the package that it is in.
+                for each in (*_packages_of(name), name):
+                    importlib.import_module(each)
         finally:
             sys.meta_path.remove(self)
 
@@ -529,6 +568,6 @@ def _is_package(file: str) -> bool:
 
 
 def _same(before: str, after: str) -> bool:
-    if _is_package(before) != _is_package(after):
+    if _is_package(before) != _is_package(after) or not os.path.isfile(before):
         return False
     return os.path.samefile(before, after) or filecmp.cmp(before, after, shallow=False)

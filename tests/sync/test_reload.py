@@ -3,8 +3,11 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import itertools
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +161,101 @@ def test_a_module_that_becomes_a_package_with_the_same_content_is_reloaded(
     a = project.load("a")
     assert project.reload() == ["a"]
     assert hasattr(a, "__path__") is after.endswith("____")
+
+
+def look(names: list[str]) -> dict[str, list[object]]:
+    """What a process sees of these modules."""
+    found = {}
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        package, _, last = name.rpartition(".")
+        part = not package or getattr(sys.modules[package], last) is module
+        own = [[each, value] for each, value in vars(module).items() if each.isupper()]
+        found[name] = [getattr(module, "__file__", None), [*getattr(module, "__path__", ())], part, own]
+    return found
+
+
+def look_in_new_process(path: Path, names: list[str]) -> dict[str, list[object]]:
+    program = f"import importlib, json, sys\n{inspect.getsource(look)}\nprint(json.dumps(look({names})))"
+    done = subprocess.run([sys.executable, "-S", "-c", program], cwd=path, stdout=subprocess.PIPE, check=True)
+    seen: dict[str, list[object]] = json.loads(done.stdout)
+    return seen
+
+
+NAMESPACE_PACKAGES = {
+    "regular": (["p__m"], ["p____init____", "p__m"]),
+    "regular, within a package": (["p____init____", "p__q__m"], ["p____init____", "p__q____init____", "p__q__m"]),
+    "regular, with another within": (["p__q__m"], ["p____init____", "p__q__m"]),
+    "regular, as the one within": (["p__q__m"], ["p____init____", "p__q____init____", "p__q__m"]),
+    "a module": (["p__m"], ["p"]),
+    "a module beside its directory": (["p__q__m"], ["p", "p__q__m"]),
+    "the same": (["p__q__m"], ["p__q__m"]),
+    "gone": (["p__q__m"], []),
+    "gone from its package": (["p____init____", "p__q__m"], ["p____init____"]),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("change", NAMESPACE_PACKAGES)
+def test_namespace_packages_become_what_they_are_in_new_processes(project: Project, change: str, reverse: bool) -> None:
+    before, after = reversed(NAMESPACE_PACKAGES[change]) if reverse else NAMESPACE_PACKAGES[change]
+    user = "try:\n    import @p as p\nexcept ImportError:\n    p = None\nX = getattr(p, 'X', 0)"
+    project.write(project.before, **dict.fromkeys(before, "X = 1"), user=user)
+    project.write(project.after, **dict.fromkeys(after, "X = 2"), user=user)
+    names = [project.prefix + name for name in ("p", "p.m", "p.q", "p.q.m", "user")]
+    look(names)
+    done = project.execute()
+    seen = look(names)
+    assert seen == look_in_new_process(project.after, names)
+    assert not seen.keys() & set(done.vanished)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_package_may_import_what_is_in_its_namespace_packages(project: Project, kept: bool) -> None:
+    project.write(project.before, p____init____="from .q import m", p__q__m="X = 1")
+    project.write(project.after, p__q__m="X = 2")
+    if kept:
+        project.write(project.after, p____init____="from .q import m\nX = 2")
+    project.load("p")
+    project.execute()
+    names = [project.prefix + name for name in ("p", "p.q", "p.q.m")]
+    assert look(names) == look_in_new_process(project.after, names)
+
+
+def test_a_namespace_package_that_others_share_stays_with_their_parts(project: Project, tmp_path: Path) -> None:
+    project.write(project.before, p__mine="X = 1", user="import @p.theirs\nX = 1")
+    project.write(project.after, user="import @p.theirs\nX = @p.theirs.X")
+    project.write(tmp_path / "installed", p__theirs="X = 2")
+    sys.path.append(str(tmp_path / "installed"))
+    project.load("p.mine")
+    user = project.load("user")
+    assert project.names(project.execute().vanished) == ["p.mine"]
+    assert user.X == 2
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_namespace_package_without_its_package_does_not_stop_a_reload(project: Project, forgotten: bool) -> None:
+    for version in (project.before, project.after):
+        project.write(version, p____init____="", p__q__m="", other=f"X = '{version.name}'")
+    project.load("p.q.m")
+    other = project.load("other")
+    sys.modules[f"{project.prefix}p"] = None  # type: ignore[assignment]
+    if forgotten:
+        del sys.modules[f"{project.prefix}p"]
+    assert project.reload() == ["other"]
+    assert other.X == "after"
+
+
+def test_a_module_that_is_not_a_package_may_have_parts(project: Project) -> None:
+    for version in (project.before, project.after):
+        project.write(version, a="", b="X = 1")
+    project.load("a")
+    part = load_by_file(f"{project.prefix}a.b", project.before / f"{project.prefix}b.py")
+    assert project.execute() == Reloaded((), (), ())
+    assert sys.modules[part.__name__] is part
 
 
 @pytest.mark.parametrize("versioned", [True, False])
