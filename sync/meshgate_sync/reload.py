@@ -249,7 +249,7 @@ class ReloadPlan:
         classes = {id(kind): kind for kind in map(type, gc.get_objects())}
         kinds = [kind for kind in classes.values() if issubclass(kind, actor)]
         gone = {name: self._gone_names(name) for name in self.to_reload}
-        finder = _ReloadFinder({name: sys.modules[name] for name in self.to_reload}, self.new)
+        finder = _ReloadFinder({name: sys.modules[name] for name in self.to_reload}, self.new, self.path)
         change = _Transaction(set(sys.modules), self.path)
         try:
             for name, file in self.new.items():
@@ -414,10 +414,11 @@ def _globals_of(kind: type) -> list[object]:
 
 
 class _ReloadFinder(importlib.abc.MetaPathFinder):
-    """Executes modules that are imported again in their existing module objects. ``done``: these modules, in order."""
+    """Executes modules that are imported again in their existing module objects, from the snapshot ``path``. ``done``:
+    these modules, in order."""
 
-    def __init__(self, modules: Mapping[str, ModuleType], files: Mapping[str, str]) -> None:
-        self._modules, self._files = modules, files
+    def __init__(self, modules: Mapping[str, ModuleType], files: Mapping[str, str], path: str) -> None:
+        self._modules, self._files, self._path = modules, files, path
         self.done: list[str] = []
 
     def execute(self, names: Iterable[str]) -> None:
@@ -438,7 +439,9 @@ class _ReloadFinder(importlib.abc.MetaPathFinder):
         if fullname not in self._modules:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None:  # it was loaded from its file, under a name that is not on the search path
+        # It was loaded from its file, under a name that is not on the search path; or its package has made itself a
+        # ``__path__`` that still leads to an old snapshot.
+        if spec is None or not os.path.realpath(spec.origin or "").startswith(self._path + os.sep):
             spec = importlib.util.spec_from_file_location(fullname, self._files[fullname])
         if spec is not None and spec.loader is not None:
             spec.loader = _InPlaceLoader(spec.loader, self._modules[fullname], self.done)

@@ -377,6 +377,18 @@ def test_a_module_that_was_loaded_by_its_file_is_reloaded_by_its_file(project: P
     assert module.X == 2
 
 
+def test_a_module_is_not_found_in_the_old_version_through_what_a_package_made_its_path(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(
+            version,
+            p____init____="import pathlib\n__path__ = (str(pathlib.Path(__file__).parents[1] / '@extra'),)",
+            extra__m=f"X = {number}",
+        )
+    module = project.load("p.m")
+    assert project.reload() == ["p.m"]
+    assert (module.X, module.__file__) == (2, str(project.after / f"{project.prefix}extra" / "m.py"))
+
+
 @pytest.mark.parametrize(("name", "new"), [("a", False), ("elsewhere", False), ("elsewhere", True)])
 def test_a_module_that_was_loaded_by_its_file_is_not_taken_for_a_package_beside_it(
     project: Project, name: str, new: bool
