@@ -326,11 +326,8 @@ def _by_version(
             continue
         if (file := _file_in(path, name, relative, directory)) is not None:
             new[name] = file
-        elif places := _namespace(modules[name]):
-            above = name.rpartition(".")[0]
-            dropped = above in current and above not in new
-            if not dropped and (len(places) > 1 or os.path.isdir(os.path.join(path, os.path.dirname(relative)))):
-                continue
+        elif _remains(name, modules[name], os.path.join(path, relative), current, new):
+            continue
         current[name] = os.path.join(directory, relative)
     return current, new
 
@@ -339,10 +336,14 @@ def _by_name(
     modules: Mapping[str, ModuleType], path: str, paths: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The files of the ``modules`` that the snapshot ``path`` has in ``paths``, and those there, except for modules of
-    Python and of installed packages: processes have such before they enter a version, too."""
+    Python and of installed packages: processes have such before they enter a version, too.
+
+    The first also has the files that are gone, of modules from a directory of ``sys.path`` from which modules of the
+    version were imported. Modules that were generated, or come from an archive, do not need a file.
+    """
     schemes = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = tuple(os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in schemes)
-    current, new = {}, {}
+    found, new = {}, {}
     for name, file in _files(modules).items():
         *package, last = name.split(".")
         base = os.path.basename(file)
@@ -350,10 +351,32 @@ def _by_name(
         if base != "__init__.py" and base.partition(".")[0] != last:
             continue  # no import by this name finds that file
         if file.endswith(os.sep + relative) and not file.startswith(installed):
+            found[name] = (file.removesuffix(relative), relative)
             here = next(filter(None, (_file_in(os.path.join(path, each), name, relative) for each in paths)), None)
             if here is not None:
-                current[name], new[name] = file, here
+                new[name] = here
+    roots = {found[name][0] for name in new if _has_source(modules[name])}
+    current: dict[str, str] = {}
+    for name, (root, relative) in sorted(found.items()):  # packages before their parts
+        file, module = root + relative, modules[name]
+        imported = root in roots and (_has_source(module) or _namespace(module))
+        gone = imported and not os.path.isfile(file) and not _remains(name, module, file, current, new)
+        if name in new or gone:
+            current[name] = file
     return current, new
+
+
+def _remains(name: str, module: ModuleType, file: str, current: Mapping[str, str], new: Mapping[str, str]) -> bool:
+    """Whether the module is a namespace package that has a directory, that of ``file`` or another one, and the package
+    that it is in is not removed."""
+    above, places = name.rpartition(".")[0], _namespace(module)
+    removed = above in current and above not in new
+    return bool(places) and not removed and any(map(os.path.isdir, (os.path.dirname(file), *places[1:])))
+
+
+def _has_source(module: ModuleType) -> bool:
+    loader = read_attribute(read_attribute(module, "__spec__"), "loader")
+    return isinstance(loader, importlib.machinery.SourceFileLoader)
 
 
 def _files(modules: Mapping[str, ModuleType]) -> dict[str, str]:

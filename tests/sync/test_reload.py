@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -198,42 +199,53 @@ NAMESPACE_PACKAGES = {
 }
 
 
+@pytest.mark.parametrize("versioned", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("change", NAMESPACE_PACKAGES)
-def test_namespace_packages_become_what_they_are_in_new_processes(project: Project, change: str, reverse: bool) -> None:
+def test_namespace_packages_become_what_they_are_in_new_processes(
+    project: Project, change: str, reverse: bool, versioned: bool
+) -> None:
     before, after = reversed(NAMESPACE_PACKAGES[change]) if reverse else NAMESPACE_PACKAGES[change]
     user = "try:\n    import @p as p\nexcept ImportError:\n    p = None\nX = getattr(p, 'X', 0)"
     project.write(project.before, **dict.fromkeys(before, "X = 1"), user=user)
     project.write(project.after, **dict.fromkeys(after, "X = 2"), user=user)
     names = [project.prefix + name for name in ("p", "p.m", "p.q", "p.q.m", "user")]
     look(names)
-    done = project.execute()
+    if not versioned:
+        shutil.rmtree(project.before)
+    done = project.execute(versioned=versioned)
     seen = look(names)
     assert seen == look_in_new_process(project.after, names)
     assert not seen.keys() & set(done.vanished)
 
 
+@pytest.mark.parametrize("versioned", [True, False])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_package_may_import_what_is_in_its_namespace_packages(project: Project, kept: bool) -> None:
+def test_a_package_may_import_what_is_in_its_namespace_packages(project: Project, kept: bool, versioned: bool) -> None:
     project.write(project.before, p____init____="from .q import m", p__q__m="X = 1")
     project.write(project.after, p__q__m="X = 2")
     if kept:
         project.write(project.after, p____init____="from .q import m\nX = 2")
     project.load("p")
-    project.execute()
+    if not versioned:
+        (project.before / f"{project.prefix}p" / "__init__.py").unlink()
+    project.execute(versioned=versioned)
     names = [project.prefix + name for name in ("p", "p.q", "p.q.m")]
     assert look(names) == look_in_new_process(project.after, names)
 
 
-def test_a_namespace_package_that_others_share_stays_with_their_parts(project: Project, tmp_path: Path) -> None:
-    project.write(project.before, p__mine="X = 1", user="import @p.theirs\nX = 1")
-    project.write(project.after, user="import @p.theirs\nX = @p.theirs.X")
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_namespace_package_stays_if_it_has_another_directory(project: Project, tmp_path: Path, kept: bool) -> None:
+    project.write(project.before, p__mine="X = 1", user="import @p.theirs")
     project.write(tmp_path / "installed", p__theirs="X = 2")
+    project.write(project.after, user="import @p.theirs\nfound = @p.theirs.X" if kept else "")
     sys.path.append(str(tmp_path / "installed"))
-    project.load("p.mine")
     user = project.load("user")
-    assert project.names(project.execute().vanished) == ["p.mine"]
-    assert user.X == 2
+    project.load("p.mine")
+    if not kept:
+        shutil.rmtree(tmp_path / "installed")
+    assert project.names(project.execute().vanished) == (["p.mine"] if kept else ["p", "p.mine"])
+    assert not kept or user.found == 2
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
@@ -448,16 +460,42 @@ def test_what_a_failed_reload_imported_is_forgotten_even_in_a_store_behind_a_lin
     assert f"{project.prefix}new" not in sys.modules
 
 
-def test_a_module_whose_file_is_gone_is_reported_and_can_no_longer_be_imported(project: Project) -> None:
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_module_whose_file_is_gone_is_reported_and_can_no_longer_be_imported(
+    project: Project, versioned: bool
+) -> None:
     project.write(project.before, p____init____="", p__a="X = 1")
     module = importlib.import_module(f"{project.prefix}p.a")
     project.write(project.after, p____init____="")
-    done = project.execute()
+    if not versioned:
+        shutil.rmtree(project.before)
+    done = project.execute(versioned=versioned)
     assert project.names(done.vanished) == ["p.a"]
     assert module.X == 1
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(f"{project.prefix}p.a")
     assert not hasattr(project.load("p"), "a")
+
+
+def test_a_process_without_a_version_keeps_modules_that_have_no_file(project: Project, tmp_path: Path) -> None:
+    project.write(project.before, mine="")
+    project.write(project.after, mine="", zipped="X = 2")
+    project.write(tmp_path / "elsewhere", other="")
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
+        archive.writestr(f"{project.prefix}p/", "")
+        for name in ("zipped", "beside", "p/part"):
+            archive.writestr(f"{project.prefix}{name}.py", "X = 1")
+    sys.path += [str(tmp_path / "elsewhere"), str(tmp_path / "code.zip")]
+    generated = ModuleType(f"{project.prefix}generated")
+    generated.__file__ = str(project.before / f"{generated.__name__}.py")
+    sys.modules[generated.__name__] = generated
+    kept = [project.load(name) for name in ("generated", "other", "beside", "p.part")]
+    project.load("mine")
+    project.load("zipped")
+    shutil.rmtree(tmp_path / "elsewhere")  # as a module that was written for one import
+    done = project.execute(versioned=False)
+    assert (project.names(done.modules), done.vanished) == (["mine", "zipped"], ())
+    assert [sys.modules[module.__name__] for module in kept] == kept
 
 
 def test_what_still_imports_a_module_whose_file_is_gone_fails_as_it_would_in_a_new_process(project: Project) -> None:
