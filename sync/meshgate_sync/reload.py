@@ -304,9 +304,9 @@ def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) 
     """
     path = os.path.realpath(path)
     current, new = _by_version(sys.modules, path, before) if before else _by_name(sys.modules, path, paths)
-    for name, file in _files(sys.modules).items():
-        above = [each for each in _packages_of(name) if each in new]
-        if any(_is_package(current[each]) and not _is_package(new[each]) for each in above):
+    flat = {name for name, file in new.items() if _is_package(current[name]) and not _is_package(file)}
+    for name, file in _files(sys.modules).items() if flat else ():
+        if not flat.isdisjoint(_packages_of(name)):
             current[name] = file  # its package becomes a module, which has no parts
             new.pop(name, None)
     unknown = {name for name in new if not before and not current[name].endswith(EXTENSIONS)}
