@@ -38,6 +38,18 @@ class Tree:
     paths: tuple[str, ...] = ("",)
     everything: bool = False
 
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.roots))
+
+    @property
+    def roots(self) -> list[Path]:
+        """The directories that are synced whole."""
+        return [self.top / part for part in self.parts] or [self.top]
+
+    def has(self, path: str | Path) -> bool:
+        """Whether what is at the real path ``path`` is synced, unless it is ignored."""
+        return any(Path(path).is_relative_to(root) for root in self.roots)
+
 
 def driver_tree(sync_dirs: Sequence[str] | None = None) -> Tree:
     """The tree that this program syncs. Raises ValueError if there is no project directory."""
@@ -191,14 +203,14 @@ def _interpreter_paths() -> frozenset[str]:
 
 def directories_outside(tree: Tree) -> list[str]:
     """The import paths outside of ``tree`` from which this program has loaded modules."""
-    outside = [path for path in driver_import_paths() if not Path(path).resolve().is_relative_to(tree.top)]
+    outside = [path for path in driver_import_paths() if not tree.has(Path(path).resolve())]
     directories = [
         os.path.dirname(os.path.realpath(file))
         for name, file in loaded_files()
         if name.partition(".")[0] not in _OWN_PACKAGES and not is_installed(file)
     ]
     # The working directory may be above the tree.
-    directories = [directory for directory in directories if not Path(directory).is_relative_to(tree.top)]
+    directories = [directory for directory in directories if not tree.has(directory)]
     return [path for path in outside if any(Path(each).is_relative_to(os.path.realpath(path)) for each in directories)]
 
 

@@ -109,7 +109,7 @@ class CodeSync:
         self._cache_file = cache_file
         if cache_file is not None:
             cache = StatCache.load(str(cache_file))
-        roots = [tree.top / part for part in tree.parts] or [tree.top]
+        roots = tree.roots
         self._scanners = [
             Scanner(
                 root,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshgate.session.session import ClientSession
 
 _OUTSIDE = (
-    "meshgate: modules in {directory} are not synced because it is outside {top}; workers use their installed copies, "
+    "meshgate: modules in {directory} are not synced because it is outside {tree}; workers use their installed copies, "
     "if any. Add it to sync_dirs to sync it"
 )
 _IGNORED = (
@@ -58,6 +58,11 @@ class SessionSync:
         self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
         self._quiet = False
         self._warned_of_missing = False
+
+    @property
+    def watching(self) -> bool:
+        """Whether every save is pushed, or will be from the next push on."""
+        return self.code.watching or self._continue_watch
 
     def push_and_wait(self, *, watch: bool, quiet: bool) -> SyncReport:
         """Pushes and waits until every host has the version; with ``watch``, also pushes on every later save."""
@@ -86,7 +91,7 @@ class SessionSync:
             return
         self._warned_of_missing = True
         for directory in directories_outside(self.tree):
-            _print(_OUTSIDE.format(directory=directory, top=self.tree.top))
+            _print(_OUTSIDE.format(directory=directory, tree=self.tree))
         ignored = ignored_modules(self.code.tree, self.code.ignores)
         for name, _ in ignored:
             _print(_IGNORED.format(name=name))
@@ -112,7 +117,7 @@ def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionS
     else:
         tree = driver_tree(sync_dirs)
     if current is None or replace(tree, paths=current.tree.paths) != current.tree:
-        watching = current is not None and current.code.watching
+        watching = current is not None and current.watching
         if current is not None:
             current.code.close()
         current = client.attached[SessionSync] = SessionSync(client, tree, watching=watching)

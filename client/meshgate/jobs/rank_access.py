@@ -108,10 +108,10 @@ class RankAccess(ABC):
 
         ``mesh`` names the host mesh (default: the only one), ``ranks`` its hosts (default: all). Prints the output as
         it arrives, labelled if there are several hosts, or, with ``capture_output``, keeps it in the result. ``env`` is
-        added to the environment; what ``stdin`` has is sent to each command as it comes, until the commands have
-        ended. The result has the exit code of each rank. Raises TimeoutError after ``timeout`` seconds, and what
-        reading ``stdin`` raises; these and an interrupt end the commands. Raises JobNotRunning before ``state()``, and
-        ValueError on an unknown mesh or rank.
+        added to the environment; what ``stdin`` has is sent to each command as it comes, until the commands have ended;
+        what you have left in its buffer goes with what comes next. The result has the exit code of each rank. Raises
+        TimeoutError after ``timeout`` seconds, and what reading ``stdin`` raises; these and an interrupt end the
+        commands. Raises JobNotRunning before ``state()``, and ValueError on an unknown mesh or rank.
         """
         from meshgate.ranks.exec import execute  # noqa: PLC0415  (few programs run commands)
 

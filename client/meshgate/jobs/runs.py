@@ -263,15 +263,15 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def _directory(tree: Tree) -> str:
-    """This working directory, relative to the project."""
-    try:
-        relative = Path.cwd().resolve().relative_to(tree.top.resolve())
-    except ValueError:
+    """This working directory, relative to the project. It may be above parts of that: the gateway has it as well."""
+    here = Path.cwd().resolve()
+    if not tree.has(here) and not (here.is_relative_to(tree.top) and any(here in root.parents for root in tree.roots)):
         raise ValueError(
-            f"submit(): the working directory {Path.cwd()} is outside of the synced project {tree.top}: change to a "
-            "directory inside of it, or name this one in sync_dirs"
-        ) from None
-    return "" if str(relative) == "." else str(relative)
+            f"submit(): the working directory {here} is outside of the synced project {tree}: change to a directory "
+            "inside of it, or name this one in sync_dirs"
+        )
+    relative = str(here.relative_to(tree.top))
+    return "" if relative == "." else relative
 
 
 def _script_of(command: Sequence[str]) -> Path | None:
@@ -285,8 +285,8 @@ def _translate(command: Sequence[str], tree: Tree) -> Iterator[str]:
     """``command`` as it runs elsewhere: this interpreter is ``python``, and files of the project are relative to the
     working directory. Raises ValueError if its script is not in the project."""
     script = _script_of(command)
-    if script is not None and not script.resolve().is_relative_to(tree.top.resolve()):
-        raise ValueError(f"submit(): {script} is outside of the synced project {tree.top}: move it there")
+    if script is not None and not tree.has(script.resolve()):
+        raise ValueError(f"submit(): {script} is outside of the synced project {tree}: move it there")
     program, *arguments = command
     yield "python" if program == sys.executable else _relative(program, tree)
     for argument in arguments:
@@ -296,6 +296,6 @@ def _translate(command: Sequence[str], tree: Tree) -> Iterator[str]:
 def _relative(argument: str, tree: Tree) -> str:
     path = Path(argument)
     # os.path.exists, because Path.exists raises if the argument names no path that can be looked at
-    if path.is_absolute() and os.path.exists(path) and path.resolve().is_relative_to(tree.top.resolve()):
+    if path.is_absolute() and os.path.exists(path) and tree.has(path.resolve()):
         return os.path.relpath(path.resolve(), Path.cwd().resolve())
     return argument

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fcntl
+import io
 import os
 import queue
 import select
@@ -118,8 +119,8 @@ class _Input:
     """Sends what ``stdin`` has to all commands. A thread reads it, so that output is shown meanwhile.
 
     The thread reads a piece each time it is asked to, with a byte in a pipe: no more is under way to a command than it
-    has room for. It waits for input in select(), which the end of that pipe ends: if a thread were inside of
-    ``sys.stdin`` when the interpreter shuts down, that would abort the process.
+    has room for. For a file, pipe or terminal it waits in poll(), which the end of that pipe ends: a thread inside of
+    ``sys.stdin`` when the interpreter shuts down would abort the process.
     """
 
     def __init__(self, stdin: IO[bytes], commands: Sequence[_Running], arrivals: queue.SimpleQueue[Any]) -> None:
@@ -148,11 +149,13 @@ class _Input:
     def _read(self, asked: int) -> None:
         try:
             read = getattr(self._stdin, "read1", self._stdin.read)  # read() of a buffered file waits for all of it
-            watched = []
-            with contextlib.suppress(AttributeError, OSError):  # a BytesIO has no descriptor
-                watched.append(self._stdin.fileno())
+            # Others, such as the response of an HTTP connection, may have more to read than their descriptors tell.
+            is_file = isinstance(getattr(self._stdin, "raw", self._stdin), io.FileIO)
+            waiting = select.poll()
+            for descriptor in (asked, self._stdin.fileno()) if is_file else ():
+                waiting.register(descriptor, select.POLLIN)
             while os.read(asked, 1):
-                if watched and asked in select.select([*watched, asked], [], [])[0]:
+                if is_file and any(ready == asked for ready, _ in waiting.poll()):
                     return
                 self._arrivals.put((self, read(CHUNK)))
         except Exception as error:  # noqa: BLE001 - raised where it arrives

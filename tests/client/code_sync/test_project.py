@@ -229,8 +229,9 @@ def test_directories_outside_of_the_tree_are_found_if_modules_were_loaded_from_t
         monkeypatch.syspath_prepend(str(tmp_path / name))
     for name in ("project", "elsewhere"):
         importlib.import_module(f"outside_of_{name}")
-    found = directories_outside(Tree((tmp_path / "project").resolve()))
-    assert [path for path in found if Path(path).is_relative_to(tmp_path)] == [str(tmp_path / "elsewhere")]
+    for tree in (Tree((tmp_path / "project").resolve()), Tree(tmp_path.resolve(), ("project", "library"))):
+        found = directories_outside(tree)
+        assert [path for path in found if Path(path).is_relative_to(tmp_path)] == [str(tmp_path / "elsewhere")]
     for name in ("project", "elsewhere"):
         del sys.modules[f"outside_of_{name}"]
 

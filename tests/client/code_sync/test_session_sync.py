@@ -82,6 +82,11 @@ def test_a_watch_continues_on_the_tree_that_is_named_next(
     monkeypatch.setattr(third.code, "push", lambda **_: REPORT)
     third.push_in_background(watch=False)
     assert third.code.watching
+    sync_for(client, ["other"])  # its push fails
+    fourth = sync_for(client, ["src"])
+    monkeypatch.setattr(fourth.code, "push", lambda **_: REPORT)
+    fourth.push_in_background(watch=False)
+    assert fourth.code.watching
 
 
 def test_reports_are_printed_unless_they_are_routine_or_quiet(

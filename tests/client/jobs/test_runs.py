@@ -356,6 +356,25 @@ def test_a_working_directory_outside_of_the_project_is_refused(
         submitted(gateway, "python")
 
 
+def test_what_lies_beside_the_synced_directories_is_not_in_the_project(
+    top: Path, gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("library", "beside/data"):
+        (top / name).mkdir(parents=True)
+    (top / "beside/train.py").touch()
+    tree = Tree(top, ("recipes", "library"))
+    monkeypatch.setattr(session_sync, "sync_for", lambda client, sync_dirs: type("Sync", (), {"tree": tree}))
+    data, library = str(top / "beside/data"), str(top / "library")
+    assert submitted(gateway, "python", "train.py", data, library)["command"][2:] == [data, "../library"]
+    with pytest.raises(ValueError, match=f"is outside of the synced project {top}/recipes, {top}/library: move it"):
+        submitted(gateway, "python", str(top / "beside/train.py"))
+    monkeypatch.chdir(top)
+    assert submitted(gateway, "python", "recipes/train.py").get("directory", "") == ""
+    monkeypatch.chdir(top / "beside")
+    with pytest.raises(ValueError, match=r"the working directory .*beside is outside of the synced project"):
+        submitted(gateway, "python")
+
+
 def test_the_runs_of_a_job_are_listed(gateway: Any) -> None:
     asked = gateway({"runs": [status("succeeded", exit_code=0), status()]}, status())
     job = Submitting(1)

@@ -8,13 +8,14 @@ import io
 import os
 import pty
 import queue
+import resource
 import signal
 import struct
 import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -161,8 +162,48 @@ def test_a_program_without_stdout_may_run_commands(monkeypatch: pytest.MonkeyPat
     assert running([(STDOUT, "data", b"a", 0)], EXIT, capture=capture).result().returncode == 3
 
 
+class Response(io.BytesIO):
+    """Has read more than it has returned: its descriptor is not ready, as that of a connection that stays open."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.pipe = os.pipe()
+
+    def fileno(self) -> int:
+        return self.pipe[0]
+
+
+def test_what_a_response_has_read_ahead_is_sent() -> None:
+    response = Response(b"body")
+    with input_of(response) as (one, other, send):
+        send()
+        assert sent_to(one) == sent_to(other) == [b"body", b""]
+    for end in response.pipe:
+        os.close(end)
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_descriptor_of_the_input_may_have_any_number() -> None:
+    reading, writing = os.pipe()
+    high = fcntl.fcntl(reading, fcntl.F_DUPFD, 1030)  # select() takes those below 1,024
+    os.close(reading)
+    os.write(writing, b"data")
+    os.close(writing)
+    with open(high, "rb") as file, input_of(file) as (one, _, send):
+        send()
+        assert sent_to(one) == [b"data", b""]
+
+
 @contextlib.contextmanager
-def input_of(data: bytes) -> Iterator[tuple[_Running, _Running, Callable[[], None]]]:
+def input_of(stdin: IO[bytes]) -> Iterator[tuple[_Running, _Running, Callable[[], None]]]:
     """Two commands with the same input, and what sends of it what there is room for."""
     arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
     commands = []
@@ -171,7 +212,7 @@ def input_of(data: bytes) -> Iterator[tuple[_Running, _Running, Callable[[], Non
         writer.host.results = [FutureProxy.resolved("workers-1")]
         commands.append(_Running(HostStreams(rank, Actor(), writer, arrivals), capture=False, labelled=True))
         commands[-1].start(["command"], {}, None, stdin=True)
-    entered = _Input(io.BytesIO(data), commands, arrivals)
+    entered = _Input(stdin, commands, arrivals)
 
     def send() -> None:
         entered.ask()
@@ -193,7 +234,7 @@ def take(command: _Running, *events: tuple[int, str, bytes, int]) -> None:
 
 def test_the_slowest_command_sets_the_pace_of_the_input() -> None:
     data = os.urandom(WINDOW * 2)
-    with input_of(data) as (fast, slow, send):
+    with input_of(io.BytesIO(data)) as (fast, slow, send):
         send()
         assert b"".join(sent_to(fast)) == data[:WINDOW]
         take(fast, (STDIN, "wrote", b"", WINDOW))
@@ -211,7 +252,7 @@ def test_the_slowest_command_sets_the_pace_of_the_input() -> None:
 @pytest.mark.parametrize("over", [(STDIN, "closed", b"", 0), (PROCESS, "exit", b"", 0)])
 def test_a_command_that_takes_no_input_any_more_holds_nothing_up(over: tuple[int, str, bytes, int]) -> None:
     data = os.urandom(WINDOW * 2)
-    with input_of(data) as (gone, other, send):
+    with input_of(io.BytesIO(data)) as (gone, other, send):
         send()
         take(gone, over)
         take(other, (STDIN, "wrote", b"", WINDOW))
