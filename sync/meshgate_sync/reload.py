@@ -159,6 +159,7 @@ def _source(module: ModuleType) -> str:
 
 def _imported(module: ModuleType, source: str, modules: Mapping[str, ModuleType]) -> set[str]:
     """Which of ``modules`` the import statements of ``source`` name."""
+    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
     names: set[str] = set()
     for node in imports_in(source):
         if isinstance(node, ast.Import):
@@ -166,31 +167,11 @@ def _imported(module: ModuleType, source: str, modules: Mapping[str, ModuleType]
                 parts = alias.name.split(".")
                 names.update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
         elif isinstance(node, ast.ImportFrom):
-            base = _base(module, node)
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
             parts_of = {f"{base}.{alias.name}" for alias in node.names}
             names.update(name if name in modules else base for name in parts_of)
     return names & modules.keys()
-
-
-def _base(module: ModuleType, node: ast.ImportFrom) -> str:
-    """The module from which this statement of ``module`` imports."""
-    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
-    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-    return ".".join([*above, *([node.module] if node.module else [])])
-
-
-def _starred(module: ModuleType) -> set[str]:
-    """The names that the module has from others by ``from … import *``."""
-    nodes = [node for node in imports_in(_source(module)) if isinstance(node, ast.ImportFrom)]
-    others = [sys.modules.get(_base(module, node)) for node in nodes if node.names[0].name == "*"]
-    own = vars(module)
-    return {
-        name
-        for other in others
-        if issubclass(type(other), ModuleType)
-        for name, value in list(vars(other).items())
-        if name in own and own[name] is value and not name.startswith("__")
-    }
 
 
 _WORD = re.compile(r"\w+")
@@ -289,9 +270,8 @@ class ReloadPlan:
         return Reloaded(tuple(finder.done), tuple(vanished), old)
 
     def _gone_names(self, name: str) -> set[str]:
-        """The names that the module's old file binds and its new file does not. Those that it imports by ``*`` are
-        bound again if they still exist."""
-        return (assigned(self.current[name]) | _starred(sys.modules[name])) - assigned(self.new[name])
+        """The names that the module's old file binds and its new file does not."""
+        return assigned(self.current[name]) - assigned(self.new[name])
 
 
 def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) -> ReloadPlan:

@@ -526,21 +526,6 @@ def test_a_name_that_is_gone_from_a_file_is_gone_from_its_module(project: Projec
     assert (hasattr(a, "old"), a.Trainer().step()) == (False, "new")
 
 
-@pytest.mark.parametrize("live", [True, False])
-@pytest.mark.parametrize(("package", "user"), [("from .a import *", "from @p import *"), ("", "from @p.a import *")])
-def test_a_name_that_is_gone_is_gone_from_modules_that_import_everything_unless_live_objects_use_it(
-    project: Project, package: str, user: str, live: bool
-) -> None:
-    user = f"from tests.sync.test_reload import Actor\n{user}\nclass Trainer(Actor):\n    def step(self): return {{}}()"
-    project.write(project.before, p____init____=package, p__a="def old(): return 'old'", user=user.format("old"))
-    project.write(project.after, p____init____=package, p__a="def new(): return 'new'", user=user.format("new"))
-    importer, exporter = project.load("user"), project.load("p.a")
-    trainers = [importer.Trainer()] if live else []
-    project.execute()
-    assert [trainer.step() for trainer in (*trainers, importer.Trainer())] == (["old", "new"] if live else ["new"])
-    assert (hasattr(importer, "old"), hasattr(exporter, "old")) == (live, live)
-
-
 def test_the_code_of_live_objects_keeps_the_names_that_are_gone(project: Project) -> None:
     project.write(project.before, a=HELPED.format("old"))
     project.write(project.after, a=HELPED.format("new"))
