@@ -27,7 +27,7 @@ import symtable
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -151,7 +151,8 @@ def read_attribute(thing: object, name: str) -> Any:
 
 def _source(module: ModuleType) -> str:
     try:
-        with open(str(module.__file__), encoding="utf-8-sig", errors="replace") as file:  # a BOM is no syntax error
+        path = str(read_attribute(module, "__file__"))
+        with open(path, encoding="utf-8-sig", errors="replace") as file:  # a BOM is no syntax error
             return file.read()
     except OSError:
         return ""  # the file is gone, or there is none; what the module refers to remains
@@ -258,7 +259,7 @@ class ReloadPlan:
                 change.drop(name)
             for name in self.to_reload:
                 change.clear(name, gone[name])
-            finder.execute(self.to_reload)
+            finder.execute(self.to_reload, self.vanished)
         except BaseException:
             change.roll_back()
             raise
@@ -399,8 +400,8 @@ def _namespace(module: ModuleType) -> list[str]:
         return []
     try:
         return list(spec.submodule_search_locations or ())
-    except (KeyError, AttributeError):
-        return []  # it looks them up in its own package, which is no longer loaded, or no longer a package
+    except Exception:  # noqa: BLE001 - it asks the package that it is in, which may be gone or any object
+        return []
 
 
 def old_classes(kinds: Iterable[type], reloaded: Iterable[str]) -> tuple[str, ...]:
@@ -444,7 +445,8 @@ class _ReloadFinder(importlib.abc.MetaPathFinder):
         self._modules, self._files, self._path = modules, files, path
         self.done: list[str] = []
 
-    def execute(self, names: Iterable[str]) -> None:
+    def execute(self, names: Iterable[str], removed: Container[str]) -> None:
+        """Imports the modules ``names``, and the packages of ``removed`` that they are in."""
         for name in self._modules:
             sys.modules.pop(name, None)
         sys.meta_path.insert(0, self)
@@ -452,7 +454,8 @@ class _ReloadFinder(importlib.abc.MetaPathFinder):
             for name in names:
                 # A namespace package that is still loaded does not import the package that it is in.
                 for each in (*_packages_of(name), name):
-                    importlib.import_module(each)
+                    if each in self._modules or each in removed:
+                        importlib.import_module(each)
         finally:
             sys.meta_path.remove(self)
 
@@ -545,12 +548,14 @@ class _Transaction:
                     vars(module).setdefault(each, before[each])
 
     def roll_back(self) -> None:
+        sys.modules.update(self._dropped)  # a namespace package looks for its places in the package that it is in
         for name, module in list(sys.modules.items()):
-            file = None if name in self.loaded else read_attribute(module, "__file__")
+            file = read_attribute(module, "__file__")
+            places = [file] if isinstance(file, str) else _namespace(module)
             # The entry of ``sys.path`` that it was found in may lead through a link.
-            if isinstance(file, str) and os.path.realpath(file).startswith(self.path + os.sep):
+            found = any(os.path.realpath(place).startswith(self.path + os.sep) for place in places)
+            if found and name not in self.loaded:
                 del sys.modules[name]
-        sys.modules.update(self._dropped)
         for module, before in self._before:
             names = vars(module)
             names.update(before)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import itertools
@@ -13,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NoReturn
 
 import pytest
 
@@ -248,17 +250,58 @@ def test_a_namespace_package_stays_if_it_has_another_directory(project: Project,
     assert not kept or user.found == 2
 
 
-@pytest.mark.parametrize("forgotten", [True, False])
-def test_a_namespace_package_without_its_package_does_not_stop_a_reload(project: Project, forgotten: bool) -> None:
+class LazyPackage:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("it is not ready")
+
+
+@pytest.mark.parametrize("package", ["forgotten", "none", "lazy"])
+def test_a_namespace_package_without_its_package_does_not_stop_a_reload(project: Project, package: str) -> None:
     for version in (project.before, project.after):
         project.write(version, p____init____="", p__q__m="", other=f"X = '{version.name}'")
     project.load("p.q.m")
     other = project.load("other")
-    sys.modules[f"{project.prefix}p"] = None  # type: ignore[assignment]
-    if forgotten:
+    entry: Any = LazyPackage() if package == "lazy" else None
+    sys.modules[f"{project.prefix}p"] = entry
+    if package == "forgotten":
         del sys.modules[f"{project.prefix}p"]
     assert project.reload() == ["other"]
     assert other.X == "after"
+
+
+def test_a_failed_reload_leaves_no_namespace_package_of_its_version(project: Project) -> None:
+    project.write(project.before, user="")
+    project.write(project.after, user="import @p.part\nfail", p__part="")
+    project.load("user")
+    with pytest.raises(NameError):
+        project.reload()
+    assert {f"{project.prefix}p", f"{project.prefix}p.part"}.isdisjoint(sys.modules)
+    project.write(project.after, user="from @p import X", p____init____="X = 1")
+    assert project.reload() == ["user"]
+
+
+def test_a_package_of_another_loader_may_be_gone(project: Project) -> None:
+    project.write(project.before, user="X = 1", p__part="")
+    project.write(project.after, user="X = 2")
+    name = f"{project.prefix}p"
+    spec = importlib.machinery.ModuleSpec(name, object(), is_package=True)  # type: ignore[arg-type]
+    spec.submodule_search_locations = [str(project.before / name)]
+    sys.modules[name] = package = ModuleType(name)
+    package.__spec__, package.__path__ = spec, spec.submodule_search_locations
+    project.load("p.part")
+    project.load("user")
+    assert project.reload() == ["user"]
+
+
+def test_the_packages_of_a_module_need_not_be_importable(project: Project) -> None:
+    for version in (project.before, project.after):
+        project.write(version, x__plug__m=f"X = '{version.name}'")
+    name = f"{project.prefix}gone.plug"  # as of a program that registers plug-ins by hand
+    sys.modules[name] = package = ModuleType(name)
+    package.__path__ = [str(project.before / f"{project.prefix}x" / "plug")]
+    loaded = load_by_file(f"{name}.m", project.before / f"{project.prefix}x" / "plug" / "m.py")
+    assert project.names(project.execute().modules) == ["gone.plug.m"]
+    assert loaded.X == "after"
 
 
 def test_a_module_that_is_not_a_package_may_have_parts(project: Project) -> None:
