@@ -58,9 +58,9 @@ class Connections:
         self._waiting: dict[Connection, list[Message]] | None = {}
         self._open: dict[PeerLink, Connection] = {}
         self._dialed: dict[PeerLink, Connection] = {}
-        self._all: set[Connection] = set()
+        self._all: dict[Connection, None] = {}  # in order: a seed of the simulation always does the same
         self._none_left = asyncio.Event()
-        self._dials: set[asyncio.Task[None]] = set()
+        self._dials: dict[asyncio.Task[None], None] = {}
         self._parents_paused = False
         self._closed = False
 
@@ -80,8 +80,8 @@ class Connections:
 
     def connect(self, peer: str) -> None:
         dial = asyncio.get_running_loop().create_task(self._dial(peer))
-        self._dials.add(dial)
-        dial.add_done_callback(self._dials.discard)
+        self._dials[dial] = None
+        dial.add_done_callback(self._dials.pop)
 
     def disconnect(self, link: PeerLink) -> None:
         """The listener is not notified."""
@@ -117,12 +117,12 @@ class Connections:
 
     def _accept(self) -> Connection:
         connection = incoming(self, self._secret)
-        self._all.add(connection)
+        self._all[connection] = None
         return connection
 
     async def _dial(self, peer: str) -> None:
         connection = self._dialed[PeerLink(peer, up=True)] = outgoing(self, self._secret, self._name, peer)
-        self._all.add(connection)
+        self._all[connection] = None
         try:
             address = self.addresses.get(peer)
             if address is None:
@@ -136,7 +136,7 @@ class Connections:
             self.closed(connection, error)
         except asyncio.CancelledError:
             if not connection.was_established:
-                self._all.discard(connection)
+                self._all.pop(connection, None)
             raise
 
     # --- tcp.ConnectionListener -------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Connections:
             self._listener.link_drained(link, size)
 
     def closed(self, connection: Connection, reason: Exception | None) -> None:
-        self._all.discard(connection)
+        self._all.pop(connection, None)
         if self._closed and not self._all:
             self._none_left.set()
         if self._waiting is not None:
