@@ -141,6 +141,7 @@ class SessionAccess(ABC):
             session = running._take_over(name, replay=replay)
             self._scoped = False
             self._detached = running._detached = session.name  # also of the next session, if this one is lost
+            running._outlive_driver()  # a ``with`` block may have made this job end with its process
             return session
 
     def end_session(self, name: str, cached_path: str | None = DEFAULT_JOB_PATH) -> SessionInfo:

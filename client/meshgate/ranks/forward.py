@@ -78,7 +78,7 @@ class ForwardedPort:
         writer = self._host.writer
         while events := self._hub.poll():
             for event in events:
-                self._pass_on(event, writer.write.broadcast, writer.ack.broadcast, writer.close_stream.broadcast)
+                self._pass_on(event, writer.write.broadcast, writer.ack.broadcast)
                 if event.kind == "accepted":
                     writer.connect.broadcast(event.stream, self.target)
 
@@ -93,21 +93,22 @@ class ForwardedPort:
                     self._hub.close()
                 return
             for event in events:
-                self._pass_on(event, self._hub.write, self._hub.ack, self._hub.close_stream)
+                self._pass_on(event, self._hub.write, self._hub.ack)
                 if event.kind == "accepted":
                     self._hub.connect(event.stream, self.target)
             if self._closed:  # no read follows, and the last one may have arrived
                 return
 
-    def _pass_on(self, event: Event, write: Any, ack: Any, close: Any) -> None:
+    def _pass_on(self, event: Event, write: Any, ack: Any) -> None:
         if event.kind == "data":
             write(event.stream, event.data)
         elif event.kind == "end":
             write(event.stream, b"")
         elif event.kind == "wrote":
             ack(event.stream, event.number)
-        elif event.kind == "failed":
-            close(event.stream)
+        elif event.kind in ("failed", "closed"):  # nobody takes what is sent: the sender must notice
+            self._hub.close_stream(event.stream)
+            self._host.writer.close_stream.broadcast(event.stream)
 
     def __enter__(self) -> ForwardedPort:
         return self

@@ -14,6 +14,7 @@ import select
 import socket
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -62,9 +63,11 @@ class Hub:
         self._exits: deque[tuple[int, int, tuple[int, ...]]] = deque()
         self._next = 1
         self._closed = False
-        self._wake_reading, self._wake_writing = os.pipe()
-        for end in (self._wake_reading, self._wake_writing):
+        self._wake_reading, self._wake_writing = ends = os.pipe()
+        for end in ends:
             os.set_blocking(end, False)
+            # Not by close(): another thread may be about to use it, and its number would be another file's.
+            weakref.finalize(self, os.close, end).atexit = False
 
     # --- streams
 

@@ -130,6 +130,20 @@ def test_a_detached_job_has_no_reaper(reapers: list[RecordedReaper]) -> None:
     assert not job.ended
 
 
+def test_a_job_of_whose_session_its_block_takes_hold_has_no_reaper(
+    reapers: list[RecordedReaper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job()
+    monkeypatch.setattr(job, "_find_running", lambda cached_path: job)
+    monkeypatch.setattr(job, "_take_over", lambda name, replay: SimpleNamespace(name=name))
+    with job:
+        job.apply()
+        assert reapers[0].bound
+        job.attach("night", cached_path=None)
+        assert reapers[0].released
+    assert not job.ended
+
+
 def test_an_interrupt_while_the_session_closes_still_ends_the_job() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

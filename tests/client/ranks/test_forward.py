@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import queue
 import socket
 import threading
@@ -17,6 +19,7 @@ from meshgate.ranks.host_streams import HostStreams
 from meshgate.ranks.streams import Hub
 from meshgate.session.futures import FutureProxy
 from tests.ports import closed_port
+from tests.waiting import wait_for
 
 
 class Endpoint:
@@ -109,6 +112,40 @@ def test_bytes_pass_in_both_directions_and_each_ends_by_itself(reverse: bool) ->
                 assert there.recv(100) == b""
         where = "rank 3" if reverse else "this machine"
         assert repr(port).startswith(f"<ForwardedPort 127.0.0.1:{port.port} of {where}")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_server_notices_that_its_client_has_left(reverse: bool) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        forwarding(server.getsockname()[1], reverse=reverse) as (port, host),
+    ):
+        with socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
+            here, _ = server.accept()
+            there.sendall(b"GET /events")
+            assert here.recv(100) == b"GET /events"
+            here.sendall(b"first")
+            assert there.recv(1) == b"f"
+        here.settimeout(30)
+        with here, pytest.raises((ConnectionResetError, BrokenPipeError)):
+            here.sendall(bytes(64 << 20))
+        wait_for(lambda: host.hub._streams.keys() | port._hub._streams.keys() <= {0}, "both sides to forget it")
+
+
+def open_files() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_closed_or_refused_port_leaves_no_file_open() -> None:
+    with forwarding(1):
+        pass
+    before = open_files()
+    for _ in range(5):
+        with forwarding(1):
+            pass
+    test_a_port_in_use_is_refused()
+    assert open_files() == before
 
 
 def test_a_connection_ends_if_nothing_answers_on_the_other_side() -> None:
