@@ -56,8 +56,10 @@ def rank_variables(
     if virtual_local_rank:
         visible = [device for device in (whole or environment.get("CUDA_VISIBLE_DEVICES", "")).split(",") if device]
         variables["CUDA_VISIBLE_DEVICES"] = visible[local_rank] if local_rank < len(visible) else local_rank
-    elif whole is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = whole  # LOCAL_RANK counts in it
+    else:  # LOCAL_RANK counts in the lists of the host
+        for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            if (listed := environment.get(f"MESHGATE_HOST_{name}")) is not None:
+                variables[name] = listed
     return {name: str(value) for name, value in variables.items()}
 
 

@@ -49,9 +49,14 @@ def test_a_virtual_local_rank_sees_its_device_alone(visible: str, device: str) -
     assert (variables["LOCAL_RANK"], variables["CUDA_VISIBLE_DEVICES"]) == ("0", device)
 
 
-def test_a_rank_sees_all_gpus_of_its_host_since_its_local_rank_counts_in_them() -> None:
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_a_rank_sees_all_gpus_of_its_host_since_its_local_rank_counts_in_them(name: str) -> None:
+    environment = {name: "5", f"MESHGATE_HOST_{name}": "4,5"}
+    assert rank_variables(3, 4, 2, ("h", 1), environment)[name] == "4,5"
+
+
+def test_the_device_of_a_virtual_local_rank_is_the_only_one() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "5", "MESHGATE_HOST_CUDA_VISIBLE_DEVICES": "4,5"}
-    assert rank_variables(3, 4, 2, ("h", 1), environment)["CUDA_VISIBLE_DEVICES"] == "4,5"
     virtual = rank_variables(2, 4, 2, ("h", 1), environment, virtual_local_rank=True)
     assert virtual["CUDA_VISIBLE_DEVICES"] == "4"
 

@@ -66,8 +66,7 @@ class Output:
 
     def _copy(self) -> None:
         while data := os.read(self.read_end, 65536):
-            if self._file is not None:
-                self._file.write(data)
+            self._write(data)
             with self._lock:
                 self.unfinished += data
                 end = max(self.unfinished.rfind(b"\n"), self.unfinished.rfind(b"\r")) + 1
@@ -79,6 +78,19 @@ class Output:
         os.close(self.read_end)
         if self._file is not None:
             self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        """Into the file. The script goes on without it if it cannot be written, as on a full disk."""
+        try:
+            while data and self._file is not None:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            file, self._file = self._file, None
+            assert file is not None
+            sys.stderr.write(f"meshgate: cannot write {file.name}: {error.strerror}; it ends here\n")
+            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 class RankProcess:

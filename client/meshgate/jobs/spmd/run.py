@@ -5,6 +5,7 @@ What a failed run raises is made of the reports of its ranks, and the program is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -89,7 +90,8 @@ def _attempt(
             return failure_of([RankReport(**future.get()) for future in runners.run.stream(plan, stoppers)])
         except (KeyboardInterrupt, SystemExit):  # SIGTERM in a job's with block raises SystemExit
             _print(f"meshgate: the ranks got SIGTERM; waiting up to {command.shutdown_timeout} s for them to end")
-            stoppers.end.call(command.shutdown_timeout).get()
+            with contextlib.suppress(SupervisionError, StepFailedError):  # a rank was lost: still an interrupt
+                stoppers.end.call(command.shutdown_timeout).get()
             raise
     except (SupervisionError, StepFailedError) as error:
         return _lost(error)

@@ -188,6 +188,15 @@ def test_each_stream_goes_to_its_file_and_both_to_the_tail(tmp_path: Path) -> No
     assert sorted(process.tail().splitlines(keepends=True)) == ["err\n", "out\n"]
 
 
+def test_a_full_disk_of_a_log_file_does_not_stop_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = "x" * 1_000_000  # more than a pipe holds
+    command = [sys.executable, "-c", f"print('x' * {len(printed)}); print('done')"]
+    process = RankProcess(command, os.environ, str(tmp_path), ["/dev/full", None], [False, False])
+    assert process.wait() == 0
+    assert process.tail().endswith("x\ndone\n")
+    assert capsys.readouterr().err == "meshgate: cannot write /dev/full: No space left on device; it ends here\n"
+
+
 WAIT_READ = """
 import array, fcntl, os, sys, termios
 

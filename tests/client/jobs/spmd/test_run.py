@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -78,6 +79,24 @@ def test_a_run_whose_hosts_are_not_replaced_fails_as_its_last_attempt_did(monkey
         run_twice(monkeypatch, events, replaced=False)
     assert isinstance(failed.value.__cause__, SupervisionError)
     assert events == ["attempt 0", "waited"]
+
+
+def test_an_interrupt_stays_one_if_a_rank_is_lost_while_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    def lose(*_: object) -> NoReturn:
+        raise SupervisionError("host 1 was lost")
+
+    called = SimpleNamespace(call=lambda *_: SimpleNamespace(get=dict))
+    mesh = SimpleNamespace(_client=SimpleNamespace(handle_faults=lambda number: None), _object=1, check=called)
+    mesh.run, mesh.end = SimpleNamespace(stream=interrupt), SimpleNamespace(call=lose)
+    procs = MagicMock(spawn=lambda name, actor: mesh)
+    monkeypatch.setattr(run, "_hold_master", lambda *_: ("h", 1))
+    monkeypatch.setattr(run, "_stop", lambda procs: None)
+    hosts = MagicMock(spawn_procs=lambda **_: procs)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_command(hosts, TorchrunCommand("script", "train.py", max_restarts=1), PROGRAM)
 
 
 def report(rank: int, code: int | None = 0, *, stopped: bool = False, tail: str = "", error: str = "") -> RankReport:
