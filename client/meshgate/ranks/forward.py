@@ -106,7 +106,7 @@ class ForwardedPort:
             write(event.stream, b"")
         elif event.kind == "wrote":
             ack(event.stream, event.number)
-        elif event.kind in ("failed", "closed"):  # nobody takes what is sent: the sender must notice
+        elif event.kind in ("failed", "closed"):  # no program takes what is sent: the sender must notice
             self._hub.close_stream(event.stream)
             self._host.writer.close_stream.broadcast(event.stream)
 
