@@ -548,14 +548,10 @@ class _Transaction:
                     vars(module).setdefault(each, before[each])
 
     def roll_back(self) -> None:
-        sys.modules.update(self._dropped)  # a namespace package looks for its places in the package that it is in
-        for name, module in list(sys.modules.items()):
-            file = read_attribute(module, "__file__")
-            places = [file] if isinstance(file, str) else _namespace(module)
-            # The entry of ``sys.path`` that it was found in may lead through a link.
-            found = any(os.path.realpath(place).startswith(self.path + os.sep) for place in places)
-            if found and name not in self.loaded:
-                del sys.modules[name]
+        sys.modules.update(self._dropped)
+        # All before the first is deleted: a namespace package looks for its places in the package that it is in.
+        for name in [name for name in sys.modules.keys() - self.loaded if self._is_of_version(sys.modules[name])]:
+            del sys.modules[name]
         for module, before in self._before:
             names = vars(module)
             names.update(before)
@@ -563,6 +559,12 @@ class _Transaction:
                 del names[name]
         for thing, name, value in reversed(self._moved):
             setattr(thing, name, value)
+
+    def _is_of_version(self, module: ModuleType) -> bool:
+        file = read_attribute(module, "__file__")
+        places = [file] if isinstance(file, str) else _namespace(module)
+        # The entry of ``sys.path`` that it was found in may lead through a link.
+        return any(os.path.realpath(place).startswith(self.path + os.sep) for place in places)
 
     def _set(self, thing: Any, name: str, value: Any) -> None:
         self._moved.append((thing, name, getattr(thing, name)))
