@@ -52,14 +52,14 @@ def rank_variables(
     }
     if local_world > 1:
         variables["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS", 1)
-    whole = environment.get("MESHGATE_HOST_CUDA_VISIBLE_DEVICES")  # the host's, if this process has a part of them
-    if virtual_local_rank:
-        visible = [device for device in (whole or environment.get("CUDA_VISIBLE_DEVICES", "")).split(",") if device]
+    if virtual_local_rank:  # the list of the host, if this process has a part of it
+        listed = environment.get("MESHGATE_HOST_CUDA_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES", "")
+        visible = [device for device in listed.split(",") if device]
         variables["CUDA_VISIBLE_DEVICES"] = visible[local_rank] if local_rank < len(visible) else local_rank
     else:  # LOCAL_RANK counts in the lists of the host
         for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            if (listed := environment.get(f"MESHGATE_HOST_{name}")) is not None:
-                variables[name] = listed
+            if (whole := environment.get(f"MESHGATE_HOST_{name}")) is not None:
+                variables[name] = whole
     return {name: str(value) for name, value in variables.items()}
 
 

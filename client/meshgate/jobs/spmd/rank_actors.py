@@ -81,12 +81,13 @@ class Output:
 
     def _write(self, data: bytes) -> None:
         """Into the file. The script goes on without it if it cannot be written, as on a full disk."""
+        if (file := self._file) is None:
+            return
         try:
-            while data and self._file is not None:
-                data = data[self._file.write(data) :]
+            while data:
+                data = data[file.write(data) :]
         except OSError as error:
-            file, self._file = self._file, None
-            assert file is not None
+            self._file = None
             sys.stderr.write(f"meshgate: cannot write {file.name}: {error.strerror}; it ends here\n")
             sys.stderr.flush()
             with contextlib.suppress(OSError):
