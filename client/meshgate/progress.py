@@ -55,6 +55,14 @@ def report_stream() -> TextIO:
     return sys.stdout if type(sys.stderr).__module__.startswith("ipykernel.") else sys.stderr
 
 
+def size_text(nbytes: float) -> str:
+    """A number of bytes for people, such as ``3.2 MB``."""
+    unit, *larger = "B", "kB", "MB", "GB"
+    while nbytes >= 1000 and larger:
+        nbytes, unit, *larger = nbytes / 1000, *larger
+    return f"{nbytes:.0f} {unit}" if nbytes >= 10 or unit == "B" else f"{nbytes:.1f} {unit}"
+
+
 class Block:
     """A ``with`` block around waiting, in which nothing is set up."""
 

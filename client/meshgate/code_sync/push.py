@@ -23,6 +23,7 @@ from meshgate.caller import warn_caller
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.watcher import BusyFiles, watch
 from meshgate.errors import GatewayError, MeshFailure, StaleCodeError, StepFailedError, SupervisionError, copy_of
+from meshgate.progress import size_text
 from meshgate.session.serial_thread import SerialThread
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Limits, Scanner, StatCache
@@ -70,16 +71,7 @@ class SyncReport:
     def __str__(self) -> str:
         files = f"{self.files} file" + ("" if self.files == 1 else "s")
         duration = f"{self.seconds * 1000:.0f} ms" if self.seconds < 1 else f"{self.seconds:.1f} s"
-        return f"synced {files}, {_size_text(self.nbytes)} → {self.ready}/{self.hosts} hosts in {duration}"
-
-
-def _size_text(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
+        return f"synced {files}, {size_text(self.nbytes)} → {self.ready}/{self.hosts} hosts in {duration}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +181,7 @@ class CodeSync:
             ready = (
                 f"{status.ready} of {status.hosts} hosts have it" if status and status.hosts else "no host has it yet"
             )
-            return f"syncing {self.tree.top}: {_size_text(self._sender.bytes_sent - sent_before)} sent, {ready}"
+            return f"syncing {self.tree.top}: {size_text(self._sender.bytes_sent - sent_before)} sent, {ready}"
 
         return progress
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Self
@@ -63,9 +63,21 @@ class ClusterJob(JobTrait, Generic[RunningT]):
 
     def __init__(self, sync_dirs: Sequence[str] | None, *, watch: bool) -> None:
         super().__init__()
-        self._sync_dirs, self._watch = sync_dirs, watch
+        self._sync_dirs, self._watch = self._check_directories(sync_dirs), watch
         self._job: RunningT | None = None
         self._reaper: Reaper | None = None  # in a ``with`` block
+
+    @classmethod
+    def _check_directories(cls, sync_dirs: Any) -> list[str] | None:
+        """Raises ValueError or TypeError before anything is created on the cluster."""
+        if sync_dirs is None:
+            return None
+        if isinstance(sync_dirs, (str, bytes, Mapping)) or not isinstance(sync_dirs, Iterable):
+            raise TypeError(f"{cls.__name__}(sync_dirs={sync_dirs!r}): expected a list, such as sync_dirs=[…]")
+        paths = [os.fspath(path) for path in sync_dirs]
+        if missing := [path for path in paths if not os.path.isdir(os.path.expanduser(path))]:
+            raise ValueError(f"{cls.__name__}(sync_dirs=…): {missing[0]!r} is not a directory on this machine")
+        return paths
 
     # --- implemented by job types
 

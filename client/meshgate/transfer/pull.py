@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typing_extensions import Self
 
-from meshgate.progress import Mode, new_console, progress_mode, report_stream
+from meshgate.progress import Mode, new_console, progress_mode, report_stream, size_text
 from meshgate.transfer.download import (
     STOP_TIMEOUT,
     Download,
@@ -132,7 +132,7 @@ class PullProgress:
             return
         seconds = time.monotonic() - self._started
         files = f"{result.files} file{'' if result.files == 1 else 's'}"
-        line = f"pulled {self._title}: {files}, {_size_text(result.size)}, {_size_text(result.travelled)} transferred"
+        line = f"pulled {self._title}: {files}, {size_text(result.size)}, {size_text(result.travelled)} transferred"
         stream = report_stream()
         stream.write(f"{line}, in {seconds:.1f} s{_left_out_text(result.left_out)}\n")
         stream.flush()
@@ -144,11 +144,3 @@ def _left_out_text(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     kinds = "special files, links out of the directory and files removed meanwhile"
     return f"; left out, as {kinds} are: {', '.join(names[:5])}{more}"
-
-
-def _size_text(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -20,7 +20,6 @@ from meshgate.jobs.kubernetes.compute import (
     DEFAULT_INACTIVITY_TTL,
     Compute,
     as_compute,
-    as_tuple,
     gateway_from_compute,
     validation_text,
 )
@@ -129,7 +128,7 @@ class KubernetesJob(ClusterJob["RunningJob"]):
         log_output: bool = True,
         attach_to: str | None = None,
     ) -> None:
-        super().__init__(_check_directories(sync_dirs), watch=watch)
+        super().__init__(sync_dirs, watch=watch)
         self._detached = check_detached(detached)
         if not use_websocket:
             raise ValueError("KubernetesJob(use_websocket=False): the gateway supports websockets only")
@@ -368,16 +367,6 @@ def _choose_namespace(job: str, compute: str | None) -> str:
     if compute and job not in ("default", compute):
         raise ValueError(f"KubernetesJob(namespace={job!r}, compute=Compute(namespace={compute!r})): pass only one")
     return compute or job
-
-
-def _check_directories(sync_dirs: Any) -> list[str] | None:
-    """Checked by the constructor, so that a missing directory is reported before any pod is created."""
-    if sync_dirs is None:
-        return None
-    paths = [os.fspath(path) for path in as_tuple("KubernetesJob", "sync_dirs", sync_dirs)]
-    if missing := [path for path in paths if not os.path.isdir(os.path.expanduser(path))]:
-        raise ValueError(f"KubernetesJob(sync_dirs=…): {missing[0]!r} is not a directory on this machine")
-    return paths
 
 
 def _kubeconfig_path(kubeconfig: Any) -> str | None:

@@ -118,7 +118,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             raise TypeError(
                 f"SlurmJob: meshes={meshes!r}: expected the number of nodes of each, such as {{'workers': 2}}"
             )
-        super().__init__(check_sync_dirs(sync_dirs), watch=watch)
+        super().__init__(sync_dirs, watch=watch)
         self._detached = check_detached(detached)
         refuse_direct_access(out_of_cluster=out_of_cluster, attach_to=attach_to, bind_to=bind_to)
         self._login_name = check_login(login) if login is not None else None
@@ -449,18 +449,6 @@ def refuse_direct_access(*, out_of_cluster: bool, attach_to: str | None, bind_to
             f"SlurmJob(bind_to={bind_to!r}): each worker listens on the address by which it reaches the gateway; "
             "remove the argument"
         )
-
-
-def check_sync_dirs(sync_dirs: Sequence[str] | None) -> list[str] | None:
-    """Checked by the constructor, so that a missing directory is reported before anything is submitted."""
-    if sync_dirs is None:
-        return None
-    if isinstance(sync_dirs, (str, bytes)):
-        raise TypeError(f"SlurmJob(sync_dirs={sync_dirs!r}): expected a list, such as sync_dirs=[…]")
-    paths = [os.fspath(path) for path in sync_dirs]
-    if missing := [path for path in paths if not os.path.isdir(os.path.expanduser(path))]:
-        raise ValueError(f"SlurmJob(sync_dirs=…): {missing[0]!r} is not a directory on this machine")
-    return paths
 
 
 class Silent(Block):
