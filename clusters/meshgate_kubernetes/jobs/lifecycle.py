@@ -332,8 +332,17 @@ def _listed(parent: Object) -> ListedJob:
 
 
 def read_listed(api: Api, name: str, namespace: str) -> ListedJob:
-    """The job as ``list_jobs`` has it. Raises NotFound."""
-    return _listed(api.get("ConfigMap", Names(name).parent, namespace))
+    """The job as ``list_jobs`` has it. Raises NotFound, also if the ConfigMap of this name is not that of a job."""
+    parent = api.get("ConfigMap", Names(name).parent, namespace)
+    labels = parent["metadata"].get("labels") or {}
+    if (labels.get(JOB_LABEL), labels.get(COMPONENT_LABEL)) != (name, "job"):
+        raise NotFound(f"the ConfigMap {name!r} in namespace {namespace!r} is not that of a job")
+    return _listed(parent)
+
+
+def replaced(name: str, namespace: str) -> NotFound:
+    """The error for a request that is for an earlier job of this name."""
+    return NotFound(f"job {name!r} in namespace {namespace!r} has ended, and another job has its name now")
 
 
 def _owner(parent: Object) -> str:

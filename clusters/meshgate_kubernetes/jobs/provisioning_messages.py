@@ -6,9 +6,17 @@ RequestRejected. A JobUp has no token of the job: the caller's own leads to the 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+)
 
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
@@ -21,6 +29,20 @@ MAX_MESSAGE = 1 << 20
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _ChangesJob(_Model):
+    """``uid``: the request is for the job with this uid only; empty: for whichever job has the name."""
+
+    name: JobName
+    namespace: Namespace
+    uid: str = Field(default="", max_length=128)
+
+    @model_serializer(mode="wrap")
+    def _omit_empty_uid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Gateways from before ``uid`` forbid it."""
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.uid else {key: value for key, value in fields.items() if key != "uid"}
 
 
 class StartJob(_Model):
@@ -46,23 +68,19 @@ class ListJobs(_Model):
     namespace: Namespace | None = None
 
 
-class ScaleJob(_Model):
+class ScaleJob(_ChangesJob):
     """Change the number of hosts of a mesh. The reply follows when new hosts are ready, or removed ones gone."""
 
     ask: Literal["scale"] = "scale"
-    name: JobName
-    namespace: Namespace
     mesh: str = Field(max_length=63)
     hosts: int = Field(ge=1, le=1_000_000)
     timeout: float = Field(gt=0, allow_inf_nan=False)
 
 
-class EndJob(_Model):
+class EndJob(_ChangesJob):
     """End a job. The reply follows when it is gone."""
 
     ask: Literal["end"] = "end"
-    name: JobName
-    namespace: Namespace
 
 
 class ObjectCreated(_Model):

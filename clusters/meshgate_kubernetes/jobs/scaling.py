@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from meshgate_kubernetes.api.client import Api, patient
 from meshgate_kubernetes.errors import Conflict, KubernetesError, Rejected
-from meshgate_kubernetes.jobs.lifecycle import Permission, RunningJob, read_current, require_each
+from meshgate_kubernetes.jobs.lifecycle import Permission, RunningJob, read_current, replaced, require_each
 from meshgate_kubernetes.manifests.job_objects import CHANGE_ANNOTATION, sizes_data, with_sizes
 from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
@@ -59,9 +59,11 @@ def scale(
     ``require_allowed`` is called with the job as it will be, if the mesh grows, and raises if that may not be. Nothing
     is changed then, nor if processes run on hosts that would be removed. If new hosts do not become ready within
     ``timeout`` seconds, or cannot, they are removed, and KubernetesError says why: Conflict if another change is in
-    progress. Raises what ``ask_gateway`` raises.
+    progress; NotFound if another job has its name. Raises what ``ask_gateway`` raises.
     """
     spec, parent = read_current(api, job.name, job.namespace)
+    if job.uid not in ("", parent["metadata"]["uid"]):
+        raise replaced(job.name, job.namespace)
     mesh = _scalable(spec, name)
     if hosts > mesh.replicas:
         require_allowed(with_sizes(spec, {name: hosts}))

@@ -19,7 +19,7 @@ from meshgate_gateway.provisioning.refusals import matches, not_a_submitter
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, NotFound
 from meshgate_kubernetes.jobs import lifecycle
-from meshgate_kubernetes.jobs.lifecycle import ListedJob
+from meshgate_kubernetes.jobs.lifecycle import ListedJob, replaced
 
 USE = {"verb": "create", "resource": "pods", "subresource": "exec"}
 END = {"verb": "delete", "resource": "statefulsets", "group": "apps"}
@@ -65,10 +65,13 @@ class Access:
             return None
         return await self._missing(caller, CREATE, namespace)
 
-    async def why_not(self, caller: Caller, name: str, namespace: str, needed: dict[str, str]) -> Denied | None:
+    async def why_not(
+        self, caller: Caller, name: str, namespace: str, needed: dict[str, str], uid: str = ""
+    ) -> Denied | None:
         """Why the caller may not use (``USE``), scale (``SCALE``) or end (``END``) the job; None for its owner, for
         members of a group that the owner shares it with, and for callers with permission of their own. Raises NotFound,
-        to callers that may know, if there is no such job, and Forbidden if the gateway itself may not read it."""
+        to callers that may know, if there is no such job, or it has another ``uid`` (if that is not empty), and
+        Forbidden if the gateway itself may not read it."""
         missing: NotFound | Forbidden = NotFound(
             f"there is no job {name!r} in namespace {namespace!r} (it may have ended)"
         )
@@ -78,6 +81,8 @@ class Access:
             job = None
         except Forbidden as error:  # a namespace in which this gateway creates no jobs
             job, missing = None, error
+        if job is not None and uid not in ("", job.uid):
+            job, missing = None, replaced(name, namespace)
         may_know = await self._may_know(caller, namespace)
         if may_know and job is None:
             raise missing

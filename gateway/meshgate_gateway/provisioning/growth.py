@@ -55,6 +55,7 @@ class Growth:
     def change(self, request: ScaleJob, caller: str, listener: ProgressListener) -> RunningJob:
         """The job, without its token, once its mesh has the number of hosts."""
         job = lifecycle.find(self._api, request.name, request.namespace)
+        job = job.model_copy(update={"uid": request.uid or job.uid})
         with self._changes(job):
             scaled = scaling.scale(
                 self._api,

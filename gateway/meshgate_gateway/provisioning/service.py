@@ -143,7 +143,8 @@ class Provisioner:
         if isinstance(request, FindJob):
             found = await asyncio.to_thread(lifecycle.find, self._api, request.name, request.namespace)
             return JobUp(job=found.without_token())
-        ending = asyncio.to_thread(objects.delete, self._api, request.name, request.namespace)
+        uid = request.uid or None  # checked as the deletion begins: another job may have taken the name meanwhile
+        ending = asyncio.to_thread(objects.delete, self._api, request.name, request.namespace, uid=uid)
         await connection.answer_pings_during(ending)
         return JobEnded()
 
@@ -153,7 +154,8 @@ class Provisioner:
             return None
         if not isinstance(request, StartJob):
             needed = USE if isinstance(request, FindJob) else SCALE if isinstance(request, ScaleJob) else END
-            denied = await self._access.why_not(caller, request.name, request.namespace, needed)
+            uid = "" if isinstance(request, FindJob) else request.uid
+            denied = await self._access.why_not(caller, request.name, request.namespace, needed, uid)
             if denied is None and isinstance(request, ScaleJob):
                 return await asyncio.to_thread(self._growth.why_not, request)
             return denied.reason if denied is not None else None

@@ -155,6 +155,14 @@ def test_the_owner_grows_and_shrinks_its_job_and_sees_its_progress(api: FakeApi,
     assert [asked for asked, *_ in gateway.asked] == [*reads, "POST /v1/job", "GET /v1/status", "POST /v1/job"]
 
 
+def test_a_later_job_of_the_same_name_is_not_scaled(api: FakeApi, gateway: JobGateway) -> None:
+    now = lifecycle.find(cast("Api", api), "trainer", "team").uid
+    replaced = "job 'trainer' in namespace 'team' has ended, and another job has its name now"
+    for token in ("alices", TOKEN):
+        assert refusal(api, to(3).model_copy(update={"uid": "earlier"}), token) == replaced
+    assert scaled(api, to(3).model_copy(update={"uid": now})) == {"workers": 3}
+
+
 def test_only_callers_that_may_end_or_patch_a_job_scale_it(api: FakeApi, gateway: JobGateway) -> None:
     belongs = "job 'trainer' in namespace 'team' belongs to kubernetes:alice, and carol may not patch statefulsets.apps"
     with capture_logs() as events:

@@ -244,6 +244,46 @@ def test_only_the_owner_of_a_job_finds_and_ends_it(api: FakeApi) -> None:
     assert (gone.missing, gone.reason) == (True, "there is no job 'trainer' in namespace 'team' (it may have ended)")
 
 
+def other_job(api: FakeApi, owner: str) -> str:
+    """The uid of a new job ``trainer`` of ``owner``."""
+    return str(objects.create_parent(cast("Api", api), requested_job(), owner=owner)["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("token", ["alices", TOKEN])
+def test_a_request_to_end_a_job_does_not_end_a_later_one_of_its_name(api: FakeApi, token: str) -> None:
+    earlier = other_job(api, "kubernetes:alice")
+    here = {"name": "trainer", "namespace": "team"}
+    assert request(api, EndJob(**here, uid=earlier), token) == [JobEnded()]
+    for owner in ("kubernetes:alice", "kubernetes:carol"):
+        later = other_job(api, owner)
+        gone = rejected(api, EndJob(**here, uid=earlier), token)
+        assert (gone.missing, gone.reason) == (
+            True,
+            "job 'trainer' in namespace 'team' has ended, and another job has its name now",
+        )
+        assert api.get("ConfigMap", "trainer", "team")["metadata"]["uid"] == later
+        assert request(api, EndJob(**here, uid=later), TOKEN) == [JobEnded()]
+
+
+def test_a_job_that_is_replaced_while_its_end_is_requested_stays(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier, delete = other_job(api, "kubernetes:alice"), objects.delete
+
+    def replace_and_delete(*job: Any, **how: Any) -> None:
+        api.drop_alone("ConfigMap", "trainer", "team")
+        other_job(api, "kubernetes:carol")
+        delete(*job, **how)
+
+    monkeypatch.setattr(objects, "delete", replace_and_delete)
+    assert request(api, EndJob(name="trainer", namespace="team", uid=earlier)) == [JobEnded()]
+    assert api.left() == [("ConfigMap", "team", "trainer")]
+
+
+def test_a_config_map_that_is_not_that_of_a_job_is_not_deleted(api: FakeApi) -> None:
+    api.create({"kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "team"}})
+    assert rejected(api, EndJob(name="settings", namespace="team"), TOKEN).missing
+    assert api.left() == [("ConfigMap", "team", "settings")]
+
+
 @pytest.mark.parametrize("token", ["alices", TOKEN])
 def test_no_caller_gets_the_token_of_a_job(api: FakeApi, token: str) -> None:
     up = request(api, StartJob(job=requested_job()), token)[-1]

@@ -15,7 +15,7 @@ from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.jobs.tokens import find_token, token_is_renewed, token_to_dial
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient
-from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
+from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob, replaced
 from meshgate_kubernetes.jobs.provisioning_messages import (
     EndJob,
     FindJob,
@@ -36,6 +36,8 @@ from meshgate_kubernetes.manifests.names import generate_job_name
 END_TIMEOUT = 180.0
 _UNKNOWN_SCALE = "Input tag 'scale' "
 """How a gateway from before ScaleJob begins its answer to one: with pydantic's message."""
+_UNKNOWN_UID = ".uid: Extra inputs"
+"""In the answer of a gateway from before the ``uid`` of EndJob and ScaleJob: pydantic's message too."""
 CREATES_NONE = (
     "To use its job, omit compute=, selector= and add_mesh(); to create jobs, set MESHGATE_URL to a provisioning "
     "gateway, or use a kubeconfig"
@@ -138,14 +140,26 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
                 f"{self._dialer} serves one job, and cannot change the number of hosts of its meshes: scale() needs a "
                 "provisioning gateway, or a kubeconfig with the permission to patch StatefulSets and ConfigMaps"
             )
-        request = ScaleJob(name=job.name, namespace=job.namespace, mesh=mesh, hosts=hosts, timeout=timeout)
-        replies = self._ask_with_retries(request, timeout + END_TIMEOUT)
-        with choose_display(f"{job.namespace}/{job.name}") as display, closing(replies):
-            last = _show(replies, display)
+        request = ScaleJob(name=job.name, namespace=job.namespace, uid=job.uid, mesh=mesh, hosts=hosts, timeout=timeout)
+        with choose_display(f"{job.namespace}/{job.name}") as display:
+            last = self._scale(request, display)
+            if isinstance(last, RequestRejected) and _UNKNOWN_UID in last.reason:
+                self._require_same(job)
+                last = self._scale(request.model_copy(update={"uid": ""}), display)
             if isinstance(last, RequestRejected):
                 raise JobError(cannot_scale(job, mesh, hosts, f"{self._dialer}: {self._why_not_scaled(last)}"))
             display.done(f"has {hosts} hosts in mesh {mesh!r}")
         return job.model_copy(update={"meshes": last.job.meshes})
+
+    def _scale(self, request: ScaleJob, display: SilentDisplay) -> JobUp | RequestRejected:
+        with closing(self._ask_with_retries(request, request.timeout + END_TIMEOUT)) as replies:
+            return _show(replies, display)
+
+    def _require_same(self, job: RunningJob | ListedJob) -> None:
+        """Raises JobNotRunning if there is no job of the name, or another one has it: for gateways that do not compare
+        the uid themselves."""
+        if self._find_provisioned(job.name, job.namespace).uid != job.uid:
+            raise JobNotRunning(f"{self._dialer}: {replaced(job.name, job.namespace)}")
 
     def _why_not_scaled(self, rejected: RequestRejected) -> str:
         if not rejected.reason.startswith(_UNKNOWN_SCALE):
@@ -160,13 +174,23 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         """Ends a job that the gateway started. A job whose own gateway this is keeps running."""
         if not job.uid:
             return
-        request = EndJob(name=job.name, namespace=job.namespace)
+        request = EndJob(name=job.name, namespace=job.namespace, uid=job.uid)
+        rejected = self._why_not_ended(request)
+        if rejected is not None and _UNKNOWN_UID in rejected.reason:
+            try:
+                self._require_same(job)
+            except JobNotRunning:
+                return
+            rejected = self._why_not_ended(request.model_copy(update={"uid": ""}))
+        if rejected is not None and not rejected.missing:
+            raise JobError(f"{self._dialer}: {rejected.reason}")
+
+    def _why_not_ended(self, request: EndJob) -> RequestRejected | None:
         with closing(self._ask_with_retries(request, END_TIMEOUT)) as replies:
             for reply in replies:
-                if isinstance(reply, RequestRejected) and not reply.missing:
-                    raise JobError(f"{self._dialer}: {reply.reason}")
                 if isinstance(reply, (RequestRejected, JobEnded)):
-                    return
+                    return reply if isinstance(reply, RequestRejected) else None
+        raise AssertionError("the last reply is one of these")
 
     def dialer(self, job: RunningJob) -> Dialer:
         if not job.uid:

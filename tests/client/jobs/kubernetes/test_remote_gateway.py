@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
@@ -31,6 +31,7 @@ from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.session import gateway_client
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 from meshgate_kubernetes.jobs.provisioning_messages import (
+    EndJob,
     FindJob,
     JobEnded,
     JobProgress,
@@ -43,6 +44,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     ScaleJob,
     StartJob,
     parse_request,
+    rejection,
 )
 from meshgate_kubernetes.status.readiness import Progress
 from tests.client.proofs import proof_for, prove_handshake
@@ -288,6 +290,45 @@ def test_ending_a_job_that_is_gone_succeeds() -> None:
             remote.end(JOB)
 
 
+def too_old(ask: str) -> RequestRejected:
+    """The answer to a ``uid`` of a gateway from before it; that of this version, in a message that has none."""
+    with pytest.raises(ValidationError) as error:
+        parse_request('{"ask": "find", "name": "trainer", "namespace": "team", "uid": "1"}')
+    return RequestRejected(reason=rejection(error.value).reason.replace("find", ask))
+
+
+def test_the_job_to_end_is_named_with_its_uid() -> None:
+    gateway = FakeGateway((JobEnded(),))
+    with running(gateway) as remote:
+        remote.end(JOB)
+    assert gateway.requests == [EndJob(name="trainer", namespace="team", uid="1")]
+
+
+def test_a_gateway_that_does_not_know_uids_is_asked_whose_the_name_is_before_the_job_is_ended() -> None:
+    same, other = JobUp(job=JOB), JobUp(job=JOB.model_copy(update={"uid": "2"}))
+    missing = RequestRejected(reason="there is no such job", missing=True)
+    by_name = EndJob(name="trainer", namespace="team")
+    for found, then in ((same, [by_name]), (other, []), (missing, [])):
+        gateway = FakeGateway((too_old("end"),), (found,), (JobEnded(),))
+        with running(gateway) as remote:
+            remote.end(JOB)
+        assert gateway.requests[1:] == [FindJob(name="trainer", namespace="team"), *then]
+    denied = FakeGateway((too_old("end"),), (RequestRejected(reason="denied"),))
+    with running(denied) as remote, pytest.raises(JobError, match="denied"):
+        remote.end(JOB)
+
+
+def test_a_gateway_that_does_not_know_uids_is_asked_whose_the_name_is_before_the_job_is_scaled() -> None:
+    grown = JOB.model_copy(update={"meshes": {"workers": 4}})
+    gateway = FakeGateway((too_old("scale"),), (JobUp(job=JOB),), (JobUp(job=grown),))
+    with running(gateway) as remote:
+        assert remote.scale(JOB, "workers", 4, 60) == grown
+    assert gateway.requests[2] == ScaleJob(name=JOB.name, namespace="team", mesh="workers", hosts=4, timeout=60)
+    replaced = FakeGateway((too_old("scale"),), (JobUp(job=JOB.model_copy(update={"uid": "2"})),))
+    with running(replaced) as remote, pytest.raises(JobNotRunning, match="and another job has its name now"):
+        remote.scale(JOB, "workers", 4, 60)
+
+
 def test_a_rejected_token_is_an_authentication_error() -> None:
     with running(FakeGateway(status=401)) as remote:
         for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
@@ -339,7 +380,7 @@ def test_a_job_is_scaled_through_the_gateway_and_its_progress_shown(
     gateway = FakeGateway((JobProgress(progress=Progress(meshes=(), problems=())), JobUp(job=grown)))
     with running(gateway) as remote:
         assert remote.scale(JOB, "workers", 4, 60) == grown.model_copy(update={"token": JOB.token})
-    assert gateway.requests == [ScaleJob(name=JOB.name, namespace="team", mesh="workers", hosts=4, timeout=60)]
+    assert gateway.requests == [ScaleJob(name=JOB.name, namespace="team", uid="1", mesh="workers", hosts=4, timeout=60)]
     assert "has 4 hosts in mesh 'workers'" in capfd.readouterr().err
 
 

@@ -39,6 +39,7 @@ RUNNING = RunningJob(name="trainer", namespace="team", uid="1", token="secret", 
         StartJob(job=job(), timeout=3),
         FindJob(name="trainer", namespace="team"),
         EndJob(name="trainer", namespace="team"),
+        EndJob(name="trainer", namespace="team", uid="1"),
     ],
 )
 def test_a_request_is_parsed_from_its_encoding(request_: ProvisioningRequest) -> None:
@@ -62,6 +63,11 @@ def test_a_reply_is_parsed_from_its_encoding(reply: ProvisioningReply) -> None:
 def test_the_timeout_of_a_problem_keeps_its_name_in_the_protocol() -> None:
     encoded = json.loads(encode_reply(JobProgress(progress=Progress((), (PROBLEM,)))))
     assert encoded["progress"]["problems"][0]["patience"] == 20.0
+
+
+def test_a_request_without_a_uid_is_one_that_older_gateways_read() -> None:
+    without = {"ask": "end", "name": "trainer", "namespace": "team"}
+    assert json.loads(EndJob(name="trainer", namespace="team").model_dump_json()) == without
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"ask": "steal"}', '{"ask": "find", "name": "a/b", "namespace": "team"}'])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Conflict, Forbidden, Rejected, Unreachable
+from meshgate_kubernetes.errors import Conflict, Forbidden, NotFound, Rejected, Unreachable
 from meshgate_kubernetes.jobs import lifecycle, objects
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.jobs.scaling import scale
@@ -108,6 +108,16 @@ def test_a_growth_that_is_not_allowed_changes_nothing() -> None:
     scaled = Scaled(FakeApi())
     with pytest.raises(Rejected, match="3 are too many"):
         scaled.scale(3, require_allowed=refuse)
+    assert (scaled.hosts, scaled.replicas, scaled.reads) == (2, 2, [])
+
+
+def test_a_later_job_of_the_same_name_is_not_scaled() -> None:
+    scaled = Scaled(FakeApi())
+    earlier = scaled.running
+    lifecycle.end(cast("Api", scaled.api), earlier)
+    scaled.start(scaled.spec)
+    with pytest.raises(NotFound, match=r"'trainer' in namespace '.*' has ended, and another job has its name now"):
+        scaled.scale(3)
     assert (scaled.hosts, scaled.replicas, scaled.reads) == (2, 2, [])
 
 
