@@ -4,6 +4,7 @@
 
     KubernetesError
     ├── NoCluster            no usable kubeconfig, and this process does not run in a pod
+    ├── OtherCluster         the context leads to another API server than it did, or is gone
     ├── Unreachable          the API server does not respond
     ├── NotKubernetes        the server that responds is another
     ├── UntrustedCertificate  the API server's certificate does not verify
@@ -30,6 +31,10 @@ class KubernetesError(Exception):
 
 
 class NoCluster(KubernetesError):
+    pass
+
+
+class OtherCluster(KubernetesError):
     pass
 
 

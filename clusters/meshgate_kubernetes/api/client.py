@@ -202,10 +202,12 @@ class PortForwardRequest:
 
 
 class Api:
-    """One API server, used with one user's credentials. ``namespace`` is the default namespace of the context."""
+    """One API server, used with one user's credentials. ``namespace`` is the default namespace of the ``context``,
+    which is empty inside a cluster."""
 
-    def __init__(self, load: Callable[[Any], str], source: str) -> None:
-        """``load`` completes a ``kubernetes.client.Configuration`` and returns the default namespace."""
+    def __init__(self, load: Callable[[Any], tuple[str, str]], source: str) -> None:
+        """``load`` completes a ``kubernetes.client.Configuration`` and returns the context and its default
+        namespace."""
         self._load = load
         self._lock = threading.Lock()
         self._patience = threading.local()
@@ -215,7 +217,10 @@ class Api:
 
     def _connect(self) -> None:
         self._pool: urllib3.PoolManager
-        self._configuration, self._pool, self.namespace = _credentials().connect(self._load, self.source)
+        self.context: str
+        self.namespace: str
+        connected = _credentials().connect(self._load, self.source)
+        self._configuration, self._pool, self.context, self.namespace = connected
         self._ssl = self._ssl_context() if urlsplit(self.host).scheme == "https" else None
         if self._ssl is not None:
             # urllib3 would load these into the context for each new connection, while other threads use it: a crash.
@@ -230,9 +235,10 @@ class Api:
             raise NoCluster(f"cannot use the certificates of {self.source}: {error}") from error
 
     @classmethod
-    def from_kubeconfig(cls, path: str | Path | None = None, context: str | None = None) -> Api:
-        """Uses ``path``, ``$KUBECONFIG`` or ``~/.kube/config``, as kubectl does. Raises NoCluster."""
-        return cls(*_credentials().from_kubeconfig(path, context))
+    def from_kubeconfig(cls, path: str | Path | None = None, context: str = "", server: str = "") -> Api:
+        """Uses ``path``, ``$KUBECONFIG`` or ``~/.kube/config``, as kubectl does, and ``context`` instead of the current
+        one. Raises NoCluster, and OtherCluster if the context is gone or its address is not ``server``."""
+        return cls(*_credentials().from_kubeconfig(path, context, server))
 
     @classmethod
     def in_cluster(cls) -> Api:
@@ -531,8 +537,8 @@ def make_default(kubeconfig: Path | None) -> None:
     Raises KubernetesError if it cannot be used.
     """
     credentials = _credentials()
-    load = credentials.from_kubeconfig(kubeconfig, None) if kubeconfig else credentials.from_service_account()
-    configuration, _, _ = credentials.connect(*load)
+    load = credentials.from_kubeconfig(kubeconfig) if kubeconfig else credentials.from_service_account()
+    configuration, *_ = credentials.connect(*load)
     configuration.set_default(configuration)
 
 

@@ -228,7 +228,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ListedJob(name="new", namespace="team", uid="2", meshes={"workers": 2}, created=created, owner=""),
     ]
     ended: list[str] = []
-    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: None)
+    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: Mock(context="c", host="https://cluster"))
     monkeypatch.setattr(lifecycle, "list_jobs", lambda api, namespace: jobs if namespace in ("team", "") else [])
     monkeypatch.setattr(lifecycle, "end", lambda api, job: ended.append(job.name))
     return ended
@@ -319,7 +319,7 @@ def test_a_user_who_may_not_list_the_cluster_is_advised_to_name_a_namespace(
     def forbid(*_: Any) -> None:
         raise Forbidden("list", "configmaps", "", user="bob")
 
-    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: None)
+    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: Mock(context="c", host="https://cluster"))
     monkeypatch.setattr(lifecycle, "list_jobs", forbid)
     result = run.invoke(app, ["ls", "-A"])
     assert result.exit_code == 1

@@ -17,7 +17,7 @@ from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread
 from meshgate.session.gateway_client import request_json
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, NotFound
+from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, NotFound, OtherCluster
 from meshgate_kubernetes.jobs import lifecycle, scaling
 from meshgate_kubernetes.jobs.lifecycle import GatewayPod, ListedJob, RunningJob, find_gateway, gateway_gone_reason
 from meshgate_kubernetes.manifests.names import generate_job_name
@@ -35,14 +35,23 @@ class Cluster:
         self._api, self._inside, self._url = api, inside, url
 
     @classmethod
-    def find(cls, kubeconfig: str | None, *, url: str | None = None) -> Cluster:
-        """Uses ``kubeconfig``, or kubectl's default, or the pod's service account. Raises JobError if none works."""
+    def find(cls, kubeconfig: str | None, *, url: str | None = None, context: str = "", server: str = "") -> Cluster:
+        """Uses ``kubeconfig``, or kubectl's default, or the pod's service account. Raises JobError if none works.
+
+        ``context`` and ``server``: where a saved job was started; the kubeconfig must still lead there. Inside a
+        cluster they say nothing: the API server has another address there.
+        """
         try:
-            return cls(Api.from_kubeconfig(kubeconfig), inside=False, url=url)
+            return cls(Api.from_kubeconfig(kubeconfig, context, server), inside=False, url=url)
         except NoCluster as error:
             if kubeconfig is not None:
                 raise JobError(str(error)) from error
             outside = error
+        except OtherCluster as error:
+            raise JobError(
+                f"cannot reach the cluster of this job: {error}. To start a job in another cluster, or to find one by "
+                "its name, pass another cached_path to state(), or remove the job file"
+            ) from None
         except KubernetesError as error:
             raise JobError(str(error)) from None
         try:
@@ -52,6 +61,11 @@ class Cluster:
                 f"no Kubernetes cluster found: {outside}, and this process does not run in a pod ({error}). Set "
                 "KUBECONFIG, or set MESHGATE_URL to a running gateway"
             ) from error
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What ``find`` needs to find this cluster again."""
+        return {} if self._inside else {"context": self._api.context, "server": self._api.host}
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Creates the job, or finds an identical one of its name, and waits until it is ready.

@@ -337,12 +337,13 @@ class KubernetesJob(ClusterJob["RunningJob"]):
 
     def _provider(self) -> JobProvider:
         if self._cached_provider is None:
-            self._cached_provider = _find_provider(self._request)
+            self._cached_provider, self._request = _find_provider(self._request)
         return self._cached_provider
 
 
-def _find_provider(request: JobRequest) -> JobProvider:
-    """The gateway of ``gateway_url`` if there is a token for it or no kubeconfig, else the cluster."""
+def _find_provider(request: JobRequest) -> tuple[JobProvider, JobRequest]:
+    """The gateway of ``gateway_url`` if there is a token for it or no kubeconfig, else the cluster; and ``request``,
+    which leads to that cluster from now on."""
     # Deferred imports: they take a fifth of a second, and not every program has a job in a cluster.
     exported = any(os.path.exists(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each)
     if request.gateway_url is not None and not request.kubeconfig:
@@ -350,10 +351,11 @@ def _find_provider(request: JobRequest) -> JobProvider:
         from meshgate.jobs.tokens import has_own_token  # noqa: PLC0415
 
         if has_own_token() or not exported:
-            return RemoteGateway(request.gateway_url, None)
+            return RemoteGateway(request.gateway_url, None), request
     from meshgate.jobs.kubernetes.cluster import Cluster  # noqa: PLC0415
 
-    return Cluster.find(request.kubeconfig, url=request.gateway_url)
+    cluster = Cluster.find(request.kubeconfig, url=request.gateway_url, context=request.context, server=request.server)
+    return cluster, request.model_copy(update=cluster.place)
 
 
 def _job_request(**arguments: Any) -> JobRequest:

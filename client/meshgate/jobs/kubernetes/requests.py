@@ -131,7 +131,8 @@ class MeshRequest(BaseModel):
 
 
 class JobRequest(BaseModel):
-    """A job. ``name`` is None until one is generated; times are in seconds, and 0 means none."""
+    """A job. ``name`` is None until one is generated; times are in seconds, and 0 means none. ``context`` and
+    ``server`` lead to the cluster that the job was started or found in with a kubeconfig, and are empty before."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -143,6 +144,8 @@ class JobRequest(BaseModel):
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     gateway_url: str | None = None
     kubeconfig: str | None = None
+    context: str = ""
+    server: str = ""
     gateway: GatewayRequest = GatewayRequest()
     log_output: bool = True
 
@@ -186,7 +189,12 @@ class JobRequest(BaseModel):
     def same_as(self, other: JobRequest) -> bool:
         """Whether both describe the same pods in the same namespace, with the same name if both have one."""
         own, others = (
-            each.model_copy(update={"name": None, "timeout": None, "gateway_url": None, "kubeconfig": None})
+            each.model_copy(
+                update={
+                    **dict.fromkeys(("name", "timeout", "gateway_url", "kubeconfig")),
+                    **dict.fromkeys(("context", "server"), ""),
+                }
+            )
             for each in (self, other)
         )
         return own == others and (self.name is None or other.name is None or self.name == other.name)

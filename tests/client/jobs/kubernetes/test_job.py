@@ -218,6 +218,60 @@ def test_two_jobs_are_the_same_if_they_request_the_same_pods() -> None:
     assert not request.same_as(KubernetesJob(compute=Compute(), name="a", namespace="other")._request)
 
 
+def use_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, current: str, *others: str) -> None:
+    """A kubeconfig with these contexts, the first of which is the current one."""
+    names = [current, *others]
+    config = {
+        "current-context": current,
+        "contexts": [{"name": name, "context": {"cluster": name}} for name in names],
+        "clusters": [{"name": name, "cluster": {"server": f"https://{name}"}} for name in names],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+
+def running_job() -> KubernetesJob:
+    """As ``apply`` leaves a job in the cluster of the current context."""
+    job = KubernetesJob(name="trainer")
+    job._provider()
+    job._job = RunningJob(name="trainer", namespace="default", uid="1", token="", meshes={"workers": 1})
+    job._status = "running"
+    return job
+
+
+def host_of(job: Any) -> str:
+    return str(job._provider()._api.host)
+
+
+def test_a_saved_job_stays_in_its_cluster_when_the_current_context_is_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_context(monkeypatch, tmp_path, "east", "west")
+    job = running_job()
+    saved, reaper = job.dumps(), job._spec_for_reaper()[1]
+    use_context(monkeypatch, tmp_path, "west", "east")
+    assert host_of(KubernetesJob(name="trainer")) == "https://west"
+    assert [host_of(each) for each in (job_loads(saved), KubernetesJob._restore(reaper, None))] == ["https://east"] * 2
+    assert job._request.same_as(KubernetesJob(name="trainer")._request)
+    without = {key: value for key, value in reaper.items() if key not in ("context", "server")}
+    assert host_of(KubernetesJob._restore(without, None)) == "https://west"  # saved by an earlier version
+
+
+def test_a_saved_job_whose_cluster_is_not_in_the_kubeconfig_is_not_looked_for_in_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_context(monkeypatch, tmp_path, "east")
+    saved = running_job().dumps()
+    use_context(monkeypatch, tmp_path, "west")
+    message = (
+        "cannot reach the cluster of this job: context 'east' .* at https://east, and is gone; .* is 'west', .* "
+        r"Restore the context, or .* pass another cached_path to state\(\), or remove the job file"
+    )
+    for use in (lambda found: found.kill(), lambda found: found._is_running()):
+        with pytest.raises(JobError, match=message):
+            use(job_loads(saved))
+
+
 class InterruptedSession:
     """A session that a Ctrl-C interrupts while it closes."""
 

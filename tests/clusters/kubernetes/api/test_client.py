@@ -97,10 +97,10 @@ def server() -> Iterator[Server]:
 def api(server: Server) -> Iterator[Api]:
     tokens = iter(["first", "second", "third"])
 
-    def load(configuration: Any) -> str:
+    def load(configuration: Any) -> tuple[str, str]:
         configuration.host = server.url
         configuration.api_key = {"authorization": f"Bearer {next(tokens)}"}
-        return "team"
+        return "", "team"
 
     api = Api(load, "the test's configuration")
     yield api
@@ -410,9 +410,9 @@ def test_a_forbidden_request_raises_with_the_missing_permission(server: Server, 
 def test_an_unreachable_server_is_reported_with_what_to_check(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_CONNECT_TIMEOUT", 1.0)
 
-    def load(configuration: Any) -> str:
+    def load(configuration: Any) -> tuple[str, str]:
         configuration.host = "http://127.0.0.1:1"
-        return ""
+        return "", ""
 
     with pytest.raises(Unreachable, match=r"at http://127\.0\.0\.1:1 \(the test\) does not respond: .*VPN, proxy"):
         Api(load, "the test").get("Pod", "a", "team")
@@ -508,12 +508,12 @@ def _strict_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def api_of(url: str, ca: Path | None, **settings: Any) -> Api:
-    def load(configuration: Any) -> str:
+    def load(configuration: Any) -> tuple[str, str]:
         configuration.host = url
         configuration.ssl_ca_cert = str(ca) if ca is not None else None
         for name, value in settings.items():
             setattr(configuration, name, value)
-        return "team"
+        return "", "team"
 
     return Api(load, "the test's kubeconfig")
 

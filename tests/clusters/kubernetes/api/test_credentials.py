@@ -12,10 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshgate_kubernetes import api
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import NoCluster, Unauthenticated
+from meshgate_kubernetes.errors import NoCluster, OtherCluster, Unauthenticated
 
 
 def test_an_unusable_configuration_raises_no_cluster(tmp_path: Path) -> None:
@@ -151,3 +152,43 @@ def test_a_plugin_that_fails_is_an_error_only_once_its_last_token_is_rejected(
     login.give("second", timedelta(seconds=20))
     api.get("Pod", "a", "team")
     assert not caplog.records
+
+
+def switch_to(path: Path, context: str) -> None:
+    """As ``kubectl config use-context``, to a context whose server does not respond."""
+    config = yaml.safe_load(path.read_text())
+    config["contexts"].append({"name": context, "context": {"cluster": context, "user": "u"}})
+    config["clusters"].append({"name": context, "cluster": {"server": "http://127.0.0.1:1"}})
+    path.write_text(yaml.safe_dump({**config, "current-context": context}))
+
+
+def test_a_renewed_token_is_of_the_same_cluster_although_the_user_has_switched_to_another(login: Login) -> None:
+    login.give("first", None)
+    login.accepted = "first"
+    api = Api.from_kubeconfig(login.path)
+    api.get("Pod", "a", "team")
+    login.give("second", None)
+    login.accepted = "second"
+    switch_to(login.path, "other")
+    api.get("Pod", "a", "team")
+    assert api.context == "c"
+    assert Api.from_kubeconfig(login.path).context == "other"
+
+
+def test_a_context_that_is_gone_or_leads_elsewhere_is_an_error_that_names_both_clusters(login: Login) -> None:
+    login.give("first", None)
+    login.accepted = "first"
+    api = Api.from_kubeconfig(login.path)
+    text = login.path.read_text()
+    login.accepted = "second"
+    login.path.write_text(text.replace(api.host, "http://127.0.0.1:2"))
+    moved = f"context 'c' of the kubeconfig {login.path} was the cluster at {api.host}, and is the cluster at .*:2 now"
+    with pytest.raises(OtherCluster, match=moved):
+        api.get("Pod", "a", "team")
+    login.path.write_text(
+        text.replace("name: c", "name: d").replace("cluster: c", "cluster: d").replace("t: c", "t: d")
+    )
+    gone = f"at {api.host}, and is gone; the current context is 'd', of cluster 'd'. Restore the context, or set KUBECO"
+    for load in (lambda: api.get("Pod", "a", "team"), lambda: Api.from_kubeconfig(login.path, "c", api.host)):
+        with pytest.raises(OtherCluster, match=gone):
+            load()
