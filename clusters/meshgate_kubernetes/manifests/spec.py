@@ -48,6 +48,8 @@ _SUFFIXES = {
     "E": Decimal(10) ** 18,
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
+_MOST = Decimal("1e24")
+"""More than Kubernetes takes. Decimal has 28 digits: it could not divide much larger numbers, nor int() hold them."""
 
 
 # Kubernetes quantities (``500m``, ``1.5Gi``): parsed exactly, formatted for people.
@@ -59,9 +61,13 @@ def parse_quantity(text: str | int | float) -> Decimal:
     if match is None:
         raise ValueError(f"{text!r} is not a Kubernetes quantity such as 2, 500m, 1.5 or 64Gi")
     number, exponent, suffix = match.groups()
-    if exponent:
-        return Decimal(number + exponent)
-    return Decimal(number) * _SUFFIXES.get(suffix or "", Decimal(1))
+    try:
+        value = Decimal(number + (exponent or "")) * _SUFFIXES.get(suffix or "", Decimal(1))
+    except ArithmeticError:  # the exponent is beyond those of Decimal
+        value = _MOST
+    if abs(value) >= _MOST:
+        raise ValueError(f"{text!r} is not a Kubernetes quantity: it is out of range, which ends at 1e24")
+    return value
 
 
 def format_quantity(value: Decimal, resource: str = "") -> str:

@@ -82,7 +82,16 @@ def test_a_valid_quantity_is_parsed(text: str | float, value: str) -> None:
     assert parse_quantity(text) == Decimal(value)
 
 
-@pytest.mark.parametrize("text", ["", "lots", "1GB", "1 Gi", "1Gi2", "0x10", "nan", "1mm"])
+HUGE = ["1e24", "-1e999999", f"1e{10**30}", f"1e-{10**30}", "9" * 40, "2000000Ei"]
+
+
+@pytest.mark.parametrize("amount", HUGE)
+def test_an_amount_out_of_range_is_rejected_as_such(amount: str) -> None:
+    with pytest.raises(ValueError, match="is not a Kubernetes quantity: it is out of range"):
+        WorkerSpec(image="x", resources={"nvidia.com/gpu": amount}, memory=amount)
+
+
+@pytest.mark.parametrize("text", ["", "lots", "1GB", "1 Gi", "1Gi2", "0x10", "nan", "1mm", *HUGE])
 def test_an_invalid_quantity_raises(text: str) -> None:
     with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
         parse_quantity(text)
