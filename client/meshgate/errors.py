@@ -382,9 +382,9 @@ class ImageStepFailed(JobError):
 class SPMDFailed(JobError):
     """A run of a script failed.
 
-    ``rank`` on ``host`` failed first, with ``exit_code`` (negative for a signal; None if its process or host was lost)
-    and ``exception``, the line that names it, if its output or torch's error file has one. ``log_tail`` is its last
-    output; ``exit_codes`` has what is known of all ranks.
+    ``rank`` on ``host`` failed first, with ``exit_code`` (negative for a signal; None if its process or host was lost,
+    or if it could not be started) and ``exception``, the line that names it, if its output or torch's error file has
+    one, or why it could not be started. ``log_tail`` is its last output; ``exit_codes`` has what is known of all ranks.
     """
 
     def __init__(

@@ -168,6 +168,15 @@ def test_restarts_end(job: ProcessJob, project: Path) -> None:
     assert not records(project, 2)
 
 
+def test_a_rank_that_cannot_be_started_fails_the_run(
+    job: ProcessJob, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "file").touch()
+    with pytest.raises(SPMDFailed, match=r"rank \d on workers-\d was not started: .*/train\.py: .*: Not a directory"):
+        run(job, options=("--max-restarts=1", f"--log-dir={project}/file/logs"))
+    assert "Restart 1 of 1\n" in capsys.readouterr().err
+
+
 def test_log_files_are_written_for_each_rank(job: ProcessJob, project: Path) -> None:
     logs = project / "logs"
     run(job, options=("--nnodes=1", "--nproc-per-node=2", f"--log-dir={logs}", "-t", "0:1", "-r", "2"))

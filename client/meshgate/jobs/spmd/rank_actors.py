@@ -8,6 +8,7 @@ other ranks, so this takes no round trip to the laptop.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.machinery
 import json
 import os
@@ -97,7 +98,8 @@ class Output:
 class RankProcess:
     """A script in a process group of its own, which ends with the script and with this process.
 
-    ``files`` are paths for (stdout, stderr), or None; ``shown`` says whether each is also printed here.
+    ``files`` are paths for (stdout, stderr), or None; ``shown`` says whether each is also printed here. Raises OSError
+    if the script cannot be started.
     """
 
     def __init__(
@@ -109,25 +111,32 @@ class RankProcess:
         shown: Sequence[bool],
     ) -> None:
         self._tail, self._tail_lock = bytearray(), threading.Lock()
-        outputs = [
-            Output(descriptor if show else -1, file, self._tail, self._tail_lock)
-            for descriptor, file, show in zip((1, 2), files, shown, strict=True)
-        ]
-        self._process = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=outputs[0].write_end,
-            stderr=outputs[1].write_end,
-            start_new_session=True,
-        )
-        self._guard = start_guard(self._process.pid)
-        self._outputs = outputs
-        self._ended = threading.Event()
-        self._ending = threading.Lock()
-        for output in outputs:
-            output.start()
+        self._ended, self._ending = threading.Event(), threading.Lock()
+        self._outputs: list[Output] = []
+        try:
+            for descriptor, file, show in zip((1, 2), files, shown, strict=True):
+                self._outputs.append(Output(descriptor if show else -1, file, self._tail, self._tail_lock))
+            self._process = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=self._outputs[0].write_end,
+                stderr=self._outputs[1].write_end,
+                start_new_session=True,
+            )
+            self._guard = self._start_guard()
+        finally:
+            for output in self._outputs:
+                output.start()  # without a process they end at once
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        try:
+            return start_guard(self._process.pid)
+        except OSError:
+            self._kill_group(signal.SIGKILL)
+            self._process.wait()
+            raise
 
     def wait(self) -> int:
         """The exit code; negative for a signal. Ends what the script has started and left behind."""
@@ -215,22 +224,27 @@ class RankRunner(Actor, metaclass=SentAsSource):
     def run(self, plan: Mapping[str, Any], stoppers: Any) -> dict[str, Any]:
         """Runs the script; returns when it and what it has started have ended. ``stoppers`` are those of all ranks.
 
-        ``code`` in the result is the exit code (negative for a signal), ``stopped`` whether another rank or the laptop
-        ended the script, ``error`` what it wrote to ``$TORCHELASTIC_ERROR_FILE``.
+        ``code`` in the result is the exit code (negative for a signal; None if the script was not started), ``stopped``
+        whether another rank or the laptop ended the script, ``error`` what it wrote to ``$TORCHELASTIC_ERROR_FILE``, or
+        why it could not be started.
         """
         rank, local_rank = self.rank, self.rank % plan["local_world"]
         environment = _environment()
         named = {name: plan[name] for name in ("run_id", "role", "restart", "max_restarts", "virtual_local_rank")}
         variables = rank_variables(rank, plan["world"], plan["local_world"], plan["master"], environment, **named)
-        with tempfile.TemporaryDirectory(prefix="meshgate-rank-") as temporary:
-            logs = _log_directory(plan, rank, local_rank)
-            error_file = os.path.join(logs or temporary, "error.json")
-            _show_stacks(environment, temporary)
-            with _Current.lock:
-                if not _Current.stopped:
-                    _Current.process = _start(
-                        plan, local_rank, logs, {**environment, **variables, "TORCHELASTIC_ERROR_FILE": error_file}
-                    )
+        logs, error_file, problem = None, "", ""
+        with contextlib.ExitStack() as stack:
+            try:
+                temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="meshgate-rank-"))
+                logs = _log_directory(plan, rank, local_rank)
+                error_file = os.path.join(logs or temporary, "error.json")
+                _show_stacks(environment, temporary)
+                environment |= {**variables, "TORCHELASTIC_ERROR_FILE": error_file}
+                with _Current.lock:
+                    if not _Current.stopped:
+                        _Current.process = _start(plan, local_rank, logs, environment)
+            except OSError as error:  # a failure of this rank, as if the script had exited
+                problem = _why_not_started(plan["program"], error)
             process = _Current.process
             code = process.wait() if process is not None else None
             stopped = _Current.stopped  # read once: the broadcast below reaches this process, too
@@ -242,7 +256,7 @@ class RankRunner(Actor, metaclass=SentAsSource):
                 "code": code,
                 "stopped": stopped,
                 "tail": process.tail() if process is not None and code != 0 else "",
-                "error": _read_error(error_file),
+                "error": problem or _read_error(error_file),
                 "logs": logs or "",
             }
 
@@ -268,6 +282,13 @@ def _start(plan: Mapping[str, Any], local_rank: int, logs: str | None, environme
     shown = [is_shown and (not redirects & bit or bool(tee & bit)) for bit in (1, 2)]
     program = plan["program"]
     return RankProcess(_command(program, local_rank), environment, _directory(program), files, shown)
+
+
+def _why_not_started(program: Mapping[str, Any], error: OSError) -> str:
+    path, reason = _path(program), error.strerror or str(error)
+    place = "" if error.filename in (None, path) else f"{error.filename}: "
+    remedy = "; begin it with a line such as #!/bin/sh" if error.errno == errno.ENOEXEC else ""
+    return f"{path}: {place}{reason}{remedy}"
 
 
 def _show_stacks(environment: dict[str, str], directory: str) -> None:

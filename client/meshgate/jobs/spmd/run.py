@@ -186,8 +186,8 @@ def _print(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """How the script of a rank ended. ``code`` is None if it was never started; ``stopped``: another rank, or the
-    laptop, ended it."""
+    """How the script of a rank ended. ``code`` is None if it was never started, for which ``error`` may have the
+    reason; ``stopped``: another rank, or the laptop, ended it."""
 
     rank: int
     host: str

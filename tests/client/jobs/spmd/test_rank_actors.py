@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -36,6 +36,12 @@ PLAN: dict[str, Any] = {
     "run_id": "none",
     "token": "t",
     "restart": 1,
+    "max_restarts": 1,
+    "master": ("host", 1),
+    "role": "default",
+    "virtual_local_rank": False,
+    "shown_local_ranks": None,
+    "shutdown_timeout": 30,
     "log_directory": None,
     "redirects": 0,
     "tee": 0,
@@ -143,6 +149,13 @@ def test_devices_are_counted_as_torchrun_does(kind: str, count: int, tmp_path: P
     assert int(ran.stdout) == count
 
 
+def run_rank(plan: dict[str, Any], stoppers: object) -> dict[str, Any]:
+    """The report of rank 1."""
+    run: Any = vars(rank_actors.RankRunner)["run"]
+    report: dict[str, Any] = run._method(SimpleNamespace(rank=1), plan, stoppers)
+    return report
+
+
 def test_a_rank_that_fails_was_not_stopped_by_its_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop_all_ranks(timeout: float) -> None:
         monkeypatch.setattr(rank_actors._Current, "stopped", True)
@@ -151,18 +164,47 @@ def test_a_rank_that_fails_was_not_stopped_by_its_own_failure(monkeypatch: pytes
     monkeypatch.setattr(rank_actors._Current, "process", None)
     monkeypatch.setattr(rank_actors, "_start", lambda *_: process)
     stoppers = SimpleNamespace(end=SimpleNamespace(broadcast=stop_all_ranks))
-    plan = {
-        **PLAN,
-        "master": ("host", 1),
-        "role": "default",
-        "max_restarts": 0,
-        "virtual_local_rank": False,
-        "shutdown_timeout": 30,
-    }
-    run: Any = vars(rank_actors.RankRunner)["run"]
-    report = run._method(SimpleNamespace(rank=1), plan, stoppers)
+    report = run_rank(PLAN, stoppers)
     assert rank_actors._Current.stopped
     assert (report["code"], report["stopped"]) == (-signal.SIGKILL, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "Exec format error; begin it with a line such as #!/bin/sh"),
+        ({"log_directory": "program/logs"}, "{program}/logs: Not a directory"),
+    ],
+)
+def test_a_rank_that_cannot_be_started_fails_and_ends_the_others(
+    changes: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("echo no shebang")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rank_actors._Current, "process", None)
+    monkeypatch.setattr(rank_actors._Current, "stopped", False)
+    ended: list[float] = []
+    stoppers = SimpleNamespace(end=SimpleNamespace(broadcast=ended.append))
+    plan = {**PLAN, "program": {**PROGRAM, "kind": "executable", "name": str(program)}, **changes}
+    report = run_rank(plan, stoppers)
+    assert ended == [30]
+    assert (report["rank"], report["code"], report["stopped"]) == (1, None, False)
+    assert report["error"] == f"{program}: {reason.format(program=program)}"
+
+
+def test_a_script_without_a_guard_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
+
+    def fail(group: int) -> NoReturn:
+        groups.append(group)
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(rank_actors, "start_guard", fail)
+    with pytest.raises(BlockingIOError):
+        start("import time; time.sleep(300)", tmp_path)
+    assert identify_process(groups[0]) is None
 
 
 def start(code: str, directory: Path, *, files: bool = True, shown: bool = False) -> RankProcess:

@@ -160,6 +160,14 @@ def test_a_rank_that_only_lost_its_connection_is_reported_if_no_other_failed() -
     assert failure.rank == 0
 
 
+def test_a_rank_that_could_not_be_started_is_reported_with_the_reason() -> None:
+    reports = [report(0, -15, stopped=True), report(1, None, error="/x/run.sh: Exec format error")]
+    failure = failure_of(reports)
+    assert str(failure) == (
+        "rank 1 on workers-0 was not started: /x/run.sh: Exec format error. rank 0 ended by this failure"
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [
