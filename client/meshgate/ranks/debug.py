@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import re
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
 
-ATTACH, DETACH = "\x01attach\n", "\x01detach\n"
+ATTACH, DETACH = "\x01attach ", "\x01detach\n"
 PROMPT, RESUMED = "\x02", "\x03"
 HELP = """\
 list                                  list the ranks that have stopped
@@ -91,7 +92,7 @@ class Debugger:
         An interrupt or the end of the input (EOFError) detaches.
         """
         with self._dialogue(stopped) as dialogue:
-            dialogue.write(ATTACH)
+            dialogue.attach()
             try:
                 if self._talk(dialogue, read, show):
                     show(f"\n{stopped.actor} rank {stopped.rank} continues\n")
@@ -135,12 +136,18 @@ class _Dialogue:
         self._unwritten = 0  # bytes that have not reached the process
         self._ended = False
         self._received: deque[str] = deque()
+        self._undelivered = self._greeting = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def write(self, text: str) -> None:
         data = text.encode(errors="replace")
         self._unwritten += len(data)
         self._host.writer.write.broadcast(self._stream, data)
+
+    def attach(self) -> None:
+        """Asks for what pdb prints. What an earlier client did not read, which comes before the answer, is dropped."""
+        self._greeting = f"{ATTACH}{secrets.token_hex(8)}\n"
+        self.write(self._greeting)
 
     def wait_written(self) -> None:
         """Until what was sent has reached the process: closing the stream would drop it."""
@@ -166,7 +173,12 @@ class _Dialogue:
                 self._unwritten -= event.number
             elif event.kind == "data":
                 host.writer.ack.broadcast(event.stream, len(event.data))
-                self._received += filter(None, _AFTER_MARKER.split(self._decoder.decode(event.data)))
+                self._undelivered += self._decoder.decode(event.data)
+                start = self._undelivered.find(self._greeting)
+                if start >= 0:
+                    text = self._undelivered[start + len(self._greeting) :]
+                    self._received += filter(None, _AFTER_MARKER.split(text))
+                    self._undelivered = self._greeting = ""
 
 
 _AFTER_MARKER = re.compile(f"(?<=[{PROMPT}{RESUMED}])")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from meshgate.errors import JobError
 from meshgate.ranks import debug, on_host
-from meshgate.ranks.debug import Debugger, debug_in_editor, parse_ranks, run_console
+from meshgate.ranks.debug import DETACH, Debugger, debug_in_editor, parse_ranks, run_console
 from meshgate.ranks.host_streams import HostStreams
 from meshgate.ranks.on_host import StreamReader, StreamWriter
 from meshgate.ranks.streams import Hub
@@ -151,6 +152,19 @@ def test_the_end_of_the_input_detaches(debugger: Debugger) -> None:
     text = console(debugger, "attach procs 0")
     assert "detached from procs rank 0, which stays stopped" in text
     assert len(debugger.stopped()) == 2
+
+
+@needs_proc
+def test_output_for_a_client_that_left_while_the_rank_ran_is_shown_once(debugger: Debugger, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with debugger._dialogue(debugger.stopped()[0]) as left:
+        left.attach()
+        left.write(f"print(open({str(gate)!r}).read())\n")
+        left.write(DETACH)  # as an interrupt does
+    gate.write_text("late")
+    text = console(debugger, "attach procs 0", "p x", "p x + 1", "detach")
+    assert "attach procs 0\nlate\n(Pdb) p x\n4\n(Pdb) p x + 1\n5\n(Pdb) detach\n" in text
 
 
 @needs_proc

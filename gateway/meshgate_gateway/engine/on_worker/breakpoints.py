@@ -5,9 +5,10 @@ Here an anonymous file (memfd) named ``meshgate-debug`` marks each thread that h
 carry the dialogue. Only processes of the same user can open them, through ``/proc``. Without ``/proc`` (macOS),
 Monarch's hook stays.
 
-The dialogue: lines to pdb in one direction, its output in the other. ``ATTACH`` repeats the output since the last
-command, and until ``DETACH`` output is written as it comes; ``PROMPT`` follows each prompt, and ``RESUMED`` says that
-the program runs on.
+The dialogue: lines to pdb in one direction, its output in the other. A line that begins with ``ATTACH`` is repeated,
+followed by the output since the last command, and until ``DETACH`` output is written as it comes; ``PROMPT`` follows
+each prompt, and ``RESUMED`` says that the program runs on. These lines are read when pdb wants a command. What it
+prints until then for a client that has left reaches the next one, which drops all before its own line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 from typing import Any
 
 NAME = "meshgate-debug"
-ATTACH, DETACH = "\x01attach\n", "\x01detach\n"
+ATTACH, DETACH = "\x01attach ", "\x01detach\n"
 PROMPT, RESUMED = "\x02", "\x03"
 MAX_RECENT = 1 << 20  # characters of output that are repeated
 ANNOUNCE_INTERVAL = 60.0  # seconds
@@ -48,9 +49,9 @@ class Dialogue:
         self._send(PROMPT)
         while True:
             line = self._input.readline()
-            if line == ATTACH:
+            if line.startswith(ATTACH):
                 self.attached = True
-                self._send(self._recent + PROMPT)
+                self._send(line + self._recent + PROMPT)
             elif line == DETACH:
                 self.attached = False
             else:

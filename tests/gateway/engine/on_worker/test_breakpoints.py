@@ -54,10 +54,13 @@ def reading() -> Iterator[Reading]:
 def test_who_attaches_gets_the_output_since_the_last_command(reading: Reading) -> None:
     reading.dialogue.write("earlier\n")
     thread = reading.start()
-    reading.send(ATTACH)
-    assert reading.receive(9) == f"earlier\n{PROMPT}"
-    reading.send(DETACH + ATTACH)
-    assert reading.receive(9) == f"earlier\n{PROMPT}"
+    for line in (f"{ATTACH}1\n", f"{ATTACH}2\n"):
+        answer = f"{line}earlier\n{PROMPT}"
+        reading.send(line)
+        assert reading.receive(len(answer)) == answer
+        reading.send(DETACH)
+    reading.send(f"{ATTACH}3\n")
+    reading.receive(len(answer))
     reading.send("next\n")
     thread.join()
     assert reading.lines == ["next\n"]
