@@ -50,6 +50,12 @@ class Tree:
         """Whether what is at the real path ``path`` is synced, unless it is ignored."""
         return any(Path(path).is_relative_to(root) for root in self.roots)
 
+    def place(self, directory: Path) -> str | None:
+        """The real path ``directory`` relative to ``top``; None if workers do not have it. They have directories above
+        parts, too."""
+        is_above = directory.is_relative_to(self.top) and any(directory in root.parents for root in self.roots)
+        return relative_to(directory, self.top) if self.has(directory) or is_above else None
+
 
 def driver_tree(sync_dirs: Sequence[str] | None = None) -> Tree:
     """The tree that this program syncs. Raises ValueError if there is no project directory."""
@@ -95,8 +101,12 @@ def _outermost(sync_dirs: Sequence[str | os.PathLike[str]]) -> list[Path]:
 def paths_below(top: Path, search_path: Sequence[str]) -> tuple[str, ...]:
     """The entries of ``search_path`` inside ``top``, relative to it; ``top`` itself if there are none."""
     resolved = [Path(path).resolve() for path in search_path]
-    paths = [str(path.relative_to(top)) for path in resolved if path.is_relative_to(top)]
-    return tuple("" if path == "." else path for path in paths) or ("",)
+    return tuple(relative_to(path, top) for path in resolved if path.is_relative_to(top)) or ("",)
+
+
+def relative_to(path: Path, top: Path) -> str:
+    """``path``, inside ``top``, relative to it: "" for ``top`` itself, where pathlib has "."."""
+    return "" if path == top else str(path.relative_to(top))
 
 
 def _find_project(search_path: Sequence[str], script: str | None) -> Path:

@@ -265,13 +265,12 @@ def _name_of(command: Sequence[str]) -> str:
 def _directory(tree: Tree) -> str:
     """This working directory, relative to the project. It may be above parts of that: the gateway has it as well."""
     here = Path.cwd().resolve()
-    if not tree.has(here) and not (here.is_relative_to(tree.top) and any(here in root.parents for root in tree.roots)):
+    if (place := tree.place(here)) is None:
         raise ValueError(
             f"submit(): the working directory {here} is outside of the synced project {tree}: change to a directory "
             "inside of it, or name this one in sync_dirs"
         )
-    relative = str(here.relative_to(tree.top))
-    return "" if relative == "." else relative
+    return place
 
 
 def _script_of(command: Sequence[str]) -> Path | None:

@@ -74,8 +74,8 @@ class SPMDJob(JobTrait):
         assert client is not None
         if client.code_version is not None or self._needs_sync(directory):
             job.sync(quiet=True, sync_dirs=[self._workspace] if self._workspace is not None else None)
-        top = sync_for(client, None).tree.top if client.code_version is not None else None
-        program = find_program(self._command, directory, top)
+        tree = sync_for(client, None).tree if client.code_version is not None else None
+        program = find_program(self._command, directory, tree)
         run_command(hosts, self._command, replace(program, wrapper=self._wrapper), self._name)
 
     def _hosts(self, state: JobState) -> HostMeshProxy:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from meshgate.code_sync.project import Tree, relative_to
 from meshgate.errors import MeshgateError, SPMDFailed, StepFailedError, SupervisionError, ranks_text
 from meshgate.jobs.spmd.rank_actors import RankRunner, RankStopper
 from meshgate.jobs.spmd.torchrun import ProgramKind, TorchrunCommand
@@ -299,27 +300,18 @@ def require_program(command: TorchrunCommand, directory: str) -> None:
         )
 
 
-def find_program(command: TorchrunCommand, directory: str, top: Path | None) -> Program:
-    """What each rank runs. ``top`` is the directory of the synced project, None if no code is synced.
+def find_program(command: TorchrunCommand, directory: str, tree: Tree | None) -> Program:
+    """What each rank runs. ``tree`` is what is synced, None if no code is.
 
-    Raises ValueError if the file exists here and is outside of the project, so that workers would not have it.
+    Raises ValueError if the file exists here and is not synced, so that workers would not have it.
     """
-    if top is None:
-        name = local_file(command, directory) or command.program
-        return Program(command.kind, name, command.arguments)
-    place = _below(Path(directory), top)
     file = local_file(command, directory)
+    if tree is None:
+        return Program(command.kind, file or command.program, command.arguments)
+    place = tree.place(Path(directory).resolve()) or ""
     if file is None:
-        return Program(command.kind, command.program, command.arguments, directory=place or "")
-    synced = _below(Path(file), top)
-    if synced is None:
-        raise ValueError(f"{file} is outside of the synced project {top}: move it there, or name it in sync_dirs")
-    return Program(command.kind, file, command.arguments, synced, place or "")
-
-
-def _below(path: Path, top: Path) -> str | None:
-    try:
-        relative = str(path.resolve().relative_to(top.resolve()))
-    except ValueError:
-        return None
-    return "" if relative == "." else relative
+        return Program(command.kind, command.program, command.arguments, directory=place)
+    path = Path(file).resolve()
+    if not tree.has(path):
+        raise ValueError(f"{file} is outside of the synced project {tree}: move it there, or name it in sync_dirs")
+    return Program(command.kind, file, command.arguments, relative_to(path, tree.top), place)

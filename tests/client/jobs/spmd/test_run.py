@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from meshgate.code_sync.project import Tree
 from meshgate.errors import SPMDFailed, SupervisionError
 from meshgate.jobs.spmd import run
 from meshgate.jobs.spmd.run import (
@@ -220,19 +221,33 @@ def test_without_synced_code_the_script_is_named_by_its_absolute_path(project: P
 
 def test_a_synced_script_is_named_by_its_place_in_the_project(project: Path) -> None:
     command = TorchrunCommand("script", "train.py")
-    program = find_program(command, str(project / "jobs"), project)
+    program = find_program(command, str(project / "jobs"), Tree(project))
     assert (program.synced, program.directory) == ("jobs/train.py", "jobs")
 
 
 def test_a_script_outside_of_the_synced_project_is_refused(project: Path) -> None:
     (project.parent / "other.py").touch()
     with pytest.raises(ValueError, match=r"other.py is outside of the synced project"):
-        find_program(TorchrunCommand("script", "../other.py"), str(project), project)
+        find_program(TorchrunCommand("script", "../other.py"), str(project), Tree(project))
+
+
+def test_a_script_between_the_synced_directories_is_refused(project: Path) -> None:
+    (project / "left-out").mkdir()
+    (project / "left-out" / "train.py").touch()
+    tree = Tree(project, parts=("jobs", "models"))
+    with pytest.raises(
+        ValueError, match=rf"train.py is outside of the synced project {project}/jobs, {project}/models:"
+    ):
+        find_program(TorchrunCommand("script", "train.py"), str(project / "left-out"), tree)
+    script = TorchrunCommand("script", str(project / "jobs/train.py"))
+    assert find_program(script, str(project / "left-out"), tree) == Program(
+        "script", script.program, (), "jobs/train.py"
+    )
 
 
 def test_a_directory_outside_of_the_project_is_replaced_by_its_top(project: Path) -> None:
     command = TorchrunCommand("script", str(project / "jobs/train.py"))
-    assert find_program(command, str(project.parent), project).directory == ""
+    assert find_program(command, str(project.parent), Tree(project)).directory == ""
 
 
 @pytest.mark.parametrize(
@@ -246,7 +261,7 @@ def test_a_directory_outside_of_the_project_is_replaced_by_its_top(project: Path
 def test_what_only_workers_have_is_left_to_them(command: TorchrunCommand, project: Path) -> None:
     require_program(command, str(project))
     assert local_file(command, str(project)) is None
-    assert find_program(command, str(project), project).synced is None
+    assert find_program(command, str(project), Tree(project)).synced is None
 
 
 @pytest.mark.parametrize("command", [TorchrunCommand("script", "typo.py"), TorchrunCommand("executable", "./typo")])
