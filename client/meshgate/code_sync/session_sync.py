@@ -53,11 +53,14 @@ class SessionSync:
 
     def __init__(self, client: ClientSession, tree: Tree, *, watching: bool = False) -> None:
         """``watching``: the sync that this one replaces pushed every save; this one does too, from its first push."""
-        self.tree = tree
         self._continue_watch = watching
         self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
         self._quiet = False
         self._warned_of_missing = False
+
+    @property
+    def tree(self) -> Tree:
+        return self.code.tree
 
     @property
     def watching(self) -> bool:
@@ -92,11 +95,11 @@ class SessionSync:
         self._warned_of_missing = True
         for directory in directories_outside(self.tree):
             _print(_OUTSIDE.format(directory=directory, tree=self.tree))
-        ignored = ignored_modules(self.code.tree, self.code.ignores)
+        ignored = ignored_modules(self.tree, self.code.ignores)
         for name, _ in ignored:
             _print(_IGNORED.format(name=name))
         if ignored:
-            rules = including_rules(self.code.tree, (path for _, path in ignored), self.code.ignores)
+            rules = including_rules(self.tree, (path for _, path in ignored), self.code.ignores)
             _print(_INCLUDE.format(file=self.tree.top / ".meshgateignore", rules="\n  ".join(rules)))
 
     def _report(self, outcome: SyncReport | Exception) -> None:

@@ -55,7 +55,7 @@ def test_import_paths_that_the_program_adds_are_synced(
     sync = sync_for(client, None)
     assert "src" not in sync.code.tree.paths
     monkeypatch.syspath_prepend(str(repository / "src"))
-    assert "src" in sync_for(client, None).code.tree.paths
+    assert "src" in sync_for(client, None).tree.paths
 
 
 def test_a_watch_goes_on_after_a_sync_of_the_same_directories_with_other_import_paths(
