@@ -260,6 +260,7 @@ class ReloadPlan:
             for name in self.to_reload:
                 change.clear(name, gone[name])
             finder.execute(self.to_reload, self.vanished)
+            self._bind_compiled_parts()
         except BaseException:
             change.roll_back()
             raise
@@ -269,6 +270,13 @@ class ReloadPlan:
         # A package whose __init__.py is gone has been imported again as a namespace package, for its parts.
         vanished = [name for name in self.vanished if name not in sys.modules]
         return Reloaded(tuple(finder.done), tuple(vanished), old)
+
+    def _bind_compiled_parts(self) -> None:
+        """Binds compiled modules, which are not imported again, in packages that have become namespace packages."""
+        for name, file in self.new.items():
+            package, _, last = name.rpartition(".")
+            if package in self.vanished and file.endswith(EXTENSIONS):
+                setattr(importlib.import_module(package), last, sys.modules[name])
 
     def _gone_names(self, name: str) -> set[str]:
         """The names that the module's old file binds and its new file does not."""
@@ -327,7 +335,7 @@ def _by_version(
             continue
         if (file := _file_in(path, name, relative, directory)) is not None:
             new[name] = file
-        elif _remains(name, modules[name], os.path.join(path, relative), current, new):
+        elif _remains(name, [_moved(place, before, path) for place in _namespace(modules[name])], current, new):
             continue
         current[name] = os.path.join(directory, relative)
     return current, new
@@ -361,18 +369,26 @@ def _by_name(
     for name, (root, relative) in sorted(found.items()):  # packages before their parts
         file, module = root + relative, modules[name]
         imported = root in roots and (_has_source(module) or _namespace(module))
-        gone = imported and not os.path.isfile(file) and not _remains(name, module, file, current, new)
+        gone = imported and not os.path.isfile(file) and not _remains(name, _namespace(module), current, new)
         if name in new or gone:
             current[name] = file
     return current, new
 
 
-def _remains(name: str, module: ModuleType, file: str, current: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether the module is a namespace package that has a directory, that of ``file`` or another one, and the package
-    that it is in is not removed."""
-    above, places = name.rpartition(".")[0], _namespace(module)
+def _remains(name: str, places: Iterable[str], current: Mapping[str, str], new: Mapping[str, str]) -> bool:
+    """Whether a namespace package that has ``places`` has a directory, and the package that it is in is not removed."""
+    above = name.rpartition(".")[0]
     removed = above in current and above not in new
-    return bool(places) and not removed and any(map(os.path.isdir, (os.path.dirname(file), *places[1:])))
+    return not removed and any(map(os.path.isdir, places))
+
+
+def _moved(place: str, before: Iterable[str], path: str) -> str:
+    """The directory of the snapshot ``path`` that corresponds to ``place``, if that is in one of ``before``."""
+    real = os.path.realpath(place)
+    for directory in map(os.path.realpath, before):
+        if real.startswith(directory + os.sep):
+            return os.path.join(path, os.path.relpath(real, directory))
+    return place
 
 
 def _has_source(module: ModuleType) -> bool:

@@ -250,6 +250,32 @@ def test_a_namespace_package_stays_if_it_has_another_directory(project: Project,
     assert not kept or user.found == 2
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_namespace_package_of_two_directories_of_a_version_is_gone_with_both(project: Project, kept: bool) -> None:
+    project.write(project.before, p__m="")
+    project.write(project.before / "lib", p__n="")
+    if kept:
+        project.write(project.after / "lib", p__n="")
+    sys.path.insert(1, str(project.before / "lib"))
+    look([project.prefix + name for name in ("p.m", "p.n")])
+    assert project.names(project.execute().vanished) == (["p.m"] if kept else ["p", "p.m", "p.n"])
+
+
+def test_a_package_that_becomes_a_namespace_package_keeps_its_compiled_parts(project: Project) -> None:
+    project.write(project.before, p____init____="")
+    package = project.load("p")
+    for version in (project.before, project.after):
+        file = version / f"{project.prefix}p" / f"compiled{EXTENSIONS[0]}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"")
+    compiled = sys.modules[f"{project.prefix}p.compiled"] = ModuleType(f"{project.prefix}p.compiled")
+    compiled.__file__ = str(project.before / f"{project.prefix}p" / f"compiled{EXTENSIONS[0]}")
+    package.compiled = compiled
+    assert project.execute() == Reloaded((), (), ())
+    assert project.load("p").compiled is project.load("p.compiled") is compiled
+    assert project.load("p") is not package
+
+
 class LazyPackage:
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError("it is not ready")
