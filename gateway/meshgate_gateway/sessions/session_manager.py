@@ -102,7 +102,7 @@ class SessionManager:
         self._handovers: dict[str, list[asyncio.Future[bool]]] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}  # by session
         self._reaping: dict[asyncio.Task[None], frozenset[str]] = {}  # the meshes of each reaper
-        self._sending_hosts: set[asyncio.Task[None]] = set()
+        self._sending_hosts: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation is repeatable
         self._expiry: asyncio.TimerHandle | None = None
         self._job_end: JobEnd | None = None
         self.changed = asyncio.Event()
@@ -281,8 +281,8 @@ class SessionManager:
             self._sessions.add_mesh(session, message.mesh)
             engine.add_mesh(message.mesh)
             task = asyncio.create_task(self._send_hosts(engine, message.mesh))
-            self._sending_hosts.add(task)
-            task.add_done_callback(self._sending_hosts.discard)
+            self._sending_hosts[task] = None
+            task.add_done_callback(self._sending_hosts.pop)
         elif isinstance(message, Inspected):
             self.inspection.received(message)
         elif isinstance(message, EngineCounts):

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import pytest
 
@@ -250,6 +250,33 @@ async def test_a_message_that_the_manager_cannot_handle_ends_its_session_with_th
             assert isinstance(gone, Gone)
             assert (gone.kind, gone.output) == ("died", "the last words")
             assert "ZeroDivisionError('a bug')" in gone.reason
+
+
+class HangingHosts(StaticHosts):
+    def __init__(self) -> None:
+        super().__init__({})
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+
+    async def hosts(self, mesh: str) -> NoReturn:
+        self.asked.append(mesh)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.append(mesh)
+        raise AssertionError
+
+
+async def test_what_still_looks_for_hosts_at_the_end_is_cancelled_in_order() -> None:
+    hosts, names = HangingHosts(), [f"mesh{number}" for number in range(64)]
+    async with managed(hosts) as with_fake:
+        for name in names:
+            with_fake.engine.messages.put_nowait(HostsRequest(mesh=name))
+        with_fake.engine.messages.put_nowait(None)  # the session ends
+        await with_fake.manager.connect(with_fake.request, with_fake.connection)
+        assert hosts.asked == names
+    await asyncio.sleep(0)
+    assert hosts.cancelled == names
 
 
 async def test_the_server_does_not_respond_on_a_connection_that_an_engine_may_have_taken() -> None:

@@ -87,11 +87,11 @@ class Lifetimes:
         if known.cut_short:
             return False
         wait = asyncio.ensure_future(self._monarch.wait_initialized(self._lookup.attached(known)))
-        known.waits.add(wait)
+        known.waits[wait] = None
         try:
             await asyncio.wait((wait,))
         finally:
-            known.waits.discard(wait)
+            known.waits.pop(wait)
             wait.cancel()
         if known.refused:
             raise invalid(known.refused)

@@ -101,7 +101,7 @@ class HostMesh:
     region: Region
     missing: dict[str, HostHealth] = field(default_factory=dict)  # by name, of hosts that are not available
     refused: str = ""  # why it can never be attached to: a host does not accept this gateway
-    waits: set[asyncio.Future[None]] = field(default_factory=set)  # for all hosts to answer
+    waits: dict[asyncio.Future[None], None] = field(default_factory=dict)  # in order, for all hosts to answer
     must_attach: bool = False  # ``mesh`` no longer reaches the hosts: they were stopped, or some have restarted
     attaching: asyncio.Future[None] | None = None  # until all hosts of ``mesh`` have answered Monarch once
     cut_short: bool = False  # a host was lost before they had: Monarch waits for it, whatever part of ``mesh`` is used

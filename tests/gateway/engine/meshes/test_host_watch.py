@@ -180,7 +180,7 @@ async def test_a_mesh_with_a_host_that_refuses_is_given_up_and_names_the_version
     watched.objects.add(PROCS, procs)
     procs.initialized = asyncio.get_running_loop().create_future()
     waiting = asyncio.get_running_loop().create_future()
-    watched.hosts.waits.add(waiting)
+    watched.hosts.waits[waiting] = None
     await watched.watch.refused("tcp://10.0.0.1:1")
     assert (procs.initialized.cancelled(), waiting.cancelled()) == (True, True)
     assert watched.events == [("lost", "workers-0"), ("lost", "workers-1")]
@@ -194,6 +194,29 @@ async def test_a_mesh_with_a_host_that_refuses_is_given_up_and_names_the_version
     )
     with pytest.raises(RequestFailed, match="another release of torchmonarch"):
         await watched.watch.wait_available(watched.hosts, None)
+
+
+class LastFirst(asyncio.Future[None]):
+    """A future that comes before earlier ones in a set."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def __hash__(self) -> int:
+        return -self.number
+
+
+async def test_the_waits_for_a_lost_host_end_in_the_order_in_which_they_began() -> None:
+    watched, ended = Watched(), list[int]()
+    watched.hosts.attaching = asyncio.get_running_loop().create_future()
+    for number in range(2, 6):
+        wait = LastFirst(number)
+        wait.add_done_callback(lambda wait: ended.append(wait.number))
+        watched.hosts.waits[wait] = None
+    watched.watch.host_lost("workers-1", "evicted")
+    await turns()
+    assert ended == [2, 3, 4, 5]
 
 
 async def test_a_refusing_host_with_a_name_is_found_by_its_address() -> None:
