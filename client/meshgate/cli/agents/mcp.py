@@ -14,11 +14,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
-from itertools import takewhile
 from typing import Annotated, Any, Literal, TextIO
 
 import typer
@@ -155,8 +154,8 @@ class Outcome:
     stderr: str
 
 
-Run = Callable[[Any, list[str]], Outcome | None]
-"""Runs a command for the request with an id. None: the request was cancelled."""
+Run = Callable[[Any, list[str], float], Outcome | None]
+"""Runs a command for the request with an id, which may take so many seconds. None: the request was cancelled."""
 
 
 def command_of(name: str, arguments: Any) -> list[str]:
@@ -197,6 +196,13 @@ def _timeout(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_TIMEOUT:
         raise ValueError(f"timeout must be a number of seconds, at most {MOST_TIMEOUT:,.0f}, not {json.dumps(value)}")
     return value
+
+
+def _limit(name: str, arguments: Mapping[str, Any]) -> float:
+    """Seconds after which a command has failed. One with a limit of its own gets longer, to report what it has done."""
+    if "timeout" not in TOOLS[name].options:
+        return TIMEOUT
+    return WAITS * _timeout(arguments.get("timeout")) + 3 * END_TIMEOUT
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -272,11 +278,12 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def _call(number: Any, parameters: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
+    name, arguments = str(parameters.get("name")), parameters.get("arguments") or {}
     try:
-        command = command_of(str(parameters.get("name")), parameters.get("arguments") or {})
+        command = command_of(name, arguments)
     except ValueError as error:
         return _error(number, INVALID_ARGUMENTS, str(error))
-    outcome = run(number, command)
+    outcome = run(number, command, _limit(name, arguments))
     return _result(number, _tool_result(outcome)) if outcome is not None else None
 
 
@@ -368,8 +375,8 @@ class Commands:
         with self._lock:
             self._expected[number] = None
 
-    def run(self, number: Any, arguments: list[str]) -> Outcome | None:
-        """The outcome of the command; None if its request was cancelled."""
+    def run(self, number: Any, arguments: list[str], limit: float) -> Outcome | None:
+        """The outcome of the command, which is ended after ``limit`` seconds; None if its request was cancelled."""
         with self._lock:
             if number not in self._expected:
                 return None
@@ -377,7 +384,6 @@ class Commands:
             self._expected[number] = process
             if any(each.startswith("--namespace=") for each in arguments):  # then the next one probably has it, too
                 self._modules = f"{_MODULES}, {_MODULES_IN_CLUSTER}"
-        limit = _limit(arguments)
         with process:
             try:
                 stdout, stderr = process.communicate(json.dumps(arguments), limit)
@@ -410,13 +416,6 @@ class Commands:
         if self._next is not None:
             self._next.communicate()  # the end of its input ends it
             self._next = None
-
-
-def _limit(arguments: Sequence[str]) -> float:
-    """Seconds after which a command has failed. One with a limit of its own gets longer, to report what it has done."""
-    options = takewhile("--".__ne__, arguments)
-    own = [float(each.removeprefix("--timeout=")) for each in options if each.startswith("--timeout=")]
-    return WAITS * own[0] + 3 * END_TIMEOUT if own else TIMEOUT
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -23,7 +23,7 @@ from tests.waiting import DEADLINE, wait_for
 def call(name: str, arguments: Any, outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008
     parameters = {"name": name, "arguments": arguments}
     message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": parameters}
-    response = respond(message, lambda number, command: outcome)
+    response = respond(message, lambda number, command, limit: outcome)
     assert response is not None
     return response
 
@@ -102,7 +102,7 @@ def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
 
 
 def test_tools_say_what_they_return_and_whether_they_change_anything() -> None:
-    listed = respond({"id": 1, "method": "tools/list"}, lambda number, command: Outcome(0, "", ""))
+    listed = respond({"id": 1, "method": "tools/list"}, lambda number, command, limit: Outcome(0, "", ""))
     assert listed is not None
     tools = {tool["name"]: tool for tool in listed["result"]["tools"]}
     assert all(tool["outputSchema"]["type"] == "object" for tool in tools.values())
@@ -214,9 +214,9 @@ def test_a_process_that_does_not_start_is_an_error_of_each_request(monkeypatch: 
     assert all("/nowhere/python" in each["error"]["message"] for each in answers)
 
 
-def run_in(commands: Commands, *arguments: str) -> Outcome:
+def run_in(commands: Commands, *arguments: str, limit: float = DEADLINE) -> Outcome:
     commands.expect(1)
-    outcome = commands.run(1, list(arguments))
+    outcome = commands.run(1, list(arguments), limit)
     assert outcome is not None
     return outcome
 
@@ -226,14 +226,25 @@ def test_output_that_cannot_be_decoded_is_escaped(monkeypatch: pytest.MonkeyPatc
     assert run_in(Commands(), "ls").stderr == r"\xff"
 
 
-def test_a_command_has_more_time_than_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "_COMMAND", "import time; time.sleep(0.5); print('result')")
-    monkeypatch.setattr(mcp, "TIMEOUT", 0.1)
-    monkeypatch.setattr(mcp, "END_TIMEOUT", 0.1)
-    commands = Commands()
-    assert run_in(commands, "run", "--json", "--timeout=3600").stdout == "result\n"
-    for arguments in (["ls"], ["exec", "job", "--", "pytest", "--timeout=3600"]):
-        assert run_in(commands, *arguments).stderr == f"{arguments[0]} did not finish within 0.1 s"
+@pytest.mark.parametrize(
+    ("name", "arguments", "limit"),
+    [
+        ("ls", {}, 600.0),
+        ("exec", {"job": "a", "command": ["pytest", "--timeout=1"]}, 1860.0),
+        ("run", {"program": "p.py", "timeout": 10}, 90),
+    ],
+)
+def test_a_command_has_more_time_than_what_it_runs(name: str, arguments: dict[str, Any], limit: float) -> None:
+    limits: list[float] = []
+    parameters = {"name": name, "arguments": arguments}
+    message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": parameters}
+    respond(message, lambda number, command, limit: limits.append(limit))
+    assert limits == [limit]
+
+
+def test_a_command_that_does_not_finish_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_COMMAND", "import time; time.sleep(600)")
+    assert run_in(Commands(), "ls", limit=0.1).stderr == "ls did not finish within 0.1 s"
 
 
 @pytest.mark.parametrize("end", [lambda commands: commands.cancel(1), Commands.close], ids=["cancel", "close"])
@@ -247,7 +258,7 @@ def test_a_command_that_ignores_sigterm_is_killed(
     commands = Commands()
     commands.expect(1)
     with ThreadPoolExecutor(1) as pool:
-        outcome = pool.submit(commands.run, 1, ["ls"])
+        outcome = pool.submit(commands.run, 1, ["ls"], DEADLINE)
         wait_for(ready.exists, "the command to run")
         process = commands._expected[1]
         assert process is not None
