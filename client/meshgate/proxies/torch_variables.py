@@ -57,9 +57,9 @@ def rank_variables(
         visible = [device for device in listed.split(",") if device]
         variables["CUDA_VISIBLE_DEVICES"] = visible[local_rank] if local_rank < len(visible) else local_rank
     else:  # LOCAL_RANK counts in the lists of the host
-        for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            if (whole := environment.get(f"MESHGATE_HOST_{name}")) is not None:
-                variables[name] = whole
+        for name, whole in environment.items():
+            if name.startswith("MESHGATE_HOST_") and name.endswith("_VISIBLE_DEVICES"):
+                variables[name.removeprefix("MESHGATE_HOST_")] = whole
     return {name: str(value) for name, value in variables.items()}
 
 

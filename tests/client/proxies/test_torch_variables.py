@@ -49,10 +49,12 @@ def test_a_virtual_local_rank_sees_its_device_alone(visible: str, device: str) -
     assert (variables["LOCAL_RANK"], variables["CUDA_VISIBLE_DEVICES"]) == ("0", device)
 
 
-@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OTHER_VISIBLE_DEVICES"])
 def test_a_rank_sees_all_gpus_of_its_host_since_its_local_rank_counts_in_them(name: str) -> None:
-    environment = {name: "5", f"MESHGATE_HOST_{name}": "4,5"}
-    assert rank_variables(3, 4, 2, ("h", 1), environment)[name] == "4,5"
+    environment = {name: "5", f"MESHGATE_HOST_{name}": "4,5", "MESHGATE_HOST_NAME": "h"}
+    variables = rank_variables(3, 4, 2, ("h", 1), environment)
+    assert variables[name] == "4,5"
+    assert "NAME" not in variables
 
 
 def test_the_device_of_a_virtual_local_rank_is_the_only_one() -> None:
