@@ -8,7 +8,6 @@ specifications), and what would let a job reach the pods of another, since a Mon
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,8 +65,8 @@ class Policy(BaseModel):
     max_gpus_per_caller: int | None = Field(default=None, ge=0)
     """Maximum number of GPUs of all jobs of one caller, over all namespaces; None: unlimited."""
     max_per_pod: dict[str, Quantity] = {}
-    """Maximum amount of each resource per pod. If not listed, cpu, memory, ephemeral-storage and GPUs are unlimited and
-    other resources are not allowed."""
+    """Maximum amount of each resource per pod, by name or pattern: each limit that matches applies. If none does, cpu,
+    memory, ephemeral-storage and GPUs are unlimited and other resources are not allowed."""
     max_idle: int = Field(default=86_400, ge=1)
     """Maximum idle timeout of a job, in seconds."""
     max_lease: int = Field(default=86_400, ge=1)
@@ -200,9 +199,8 @@ def _gateway_violations(policy: Policy, gateway: GatewaySpec) -> Iterator[str]:
         ("memory", gateway.memory),
         ("ephemeral-storage", gateway.disk_size),
     ):
-        limit = policy.max_per_pod.get(resource)
-        if amount and limit and parse_quantity(amount) > parse_quantity(limit):
-            yield f"{amount} of {resource} exceeds the limit of {limit} per pod"
+        if amount:
+            yield from _too_much(policy, resource, amount)
 
 
 def _volume_violations(policy: Policy, volume: VolumeMount) -> Iterator[str]:
@@ -237,12 +235,21 @@ def _resource_violations(policy: Policy, worker: WorkerSpec) -> Iterator[str]:
     }
     others = [resource for resource in requested if resource not in _ORDINARY_RESOURCES]
     yield from not_allowed("resource", others, tuple(policy.max_per_pod))
-    for resource, limit in policy.max_per_pod.items():
-        amount = requested.get(resource)
-        if amount is None and resource in ("cpu", "memory"):
-            yield f"{resource} must be set, to at most {limit} per pod"
-        elif parse_quantity(amount or "0") > Decimal(parse_quantity(limit)):
+    for resource, amount in requested.items():
+        if amount is not None:
+            yield from _too_much(policy, resource, amount)
+        elif resource in ("cpu", "memory"):
+            yield from (f"{resource} must be set, to at most {limit} per pod" for limit in _limits(policy, resource))
+
+
+def _too_much(policy: Policy, resource: str, amount: str) -> Iterator[str]:
+    for limit in _limits(policy, resource):
+        if parse_quantity(amount) > parse_quantity(limit):
             yield f"{amount} of {resource} exceeds the limit of {limit} per pod"
+
+
+def _limits(policy: Policy, resource: str) -> list[str]:
+    return [limit for pattern, limit in policy.max_per_pod.items() if matches(resource, (pattern,))]
 
 
 def _equalities(selector: str) -> dict[str, str] | None:

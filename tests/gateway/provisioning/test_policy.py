@@ -134,6 +134,20 @@ def test_an_unlisted_resource_is_not_allowed() -> None:
     assert violations(listing, requested_job(resources={"rdma/hca": "1"})) == []
 
 
+def test_the_limit_of_a_pattern_applies_to_each_resource_that_it_allows() -> None:
+    limits = {"hugepages-*": "1Gi", "hugepages-1Gi": "512Mi", "mem*": "8Gi"}
+    policy = POLICY.model_copy(update={"max_per_pod": limits})
+    assert violations(policy, requested_job(memory="8Gi", resources={"hugepages-2Mi": "1Gi"})) == []
+    worker = {"memory": None, "resources": {"hugepages-2Mi": "512Gi", "hugepages-1Gi": "1Gi"}}
+    spec = requested_job(**worker).model_copy(update={"gateway": GatewaySpec(memory="9Gi")})
+    assert violations(policy, spec) == [
+        "gateway: 9Gi of memory exceeds the limit of 8Gi per pod",
+        "mesh 'workers': memory must be set, to at most 8Gi per pod",
+        "mesh 'workers': 512Gi of hugepages-2Mi exceeds the limit of 1Gi per pod",
+        "mesh 'workers': 1Gi of hugepages-1Gi exceeds the limit of 512Mi per pod",
+    ]
+
+
 def test_the_policy_covers_every_field_of_a_worker() -> None:
     """Before you add a field here, decide on it in the policy."""
     checked = {name for worker, _, _ in CHOICES for name in worker}
