@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
 from types import TracebackType
@@ -17,7 +18,7 @@ import async_timeout
 from typing_extensions import Self
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request as Handshake
-from websockets.protocol import State
+from websockets.protocol import Event, State
 from websockets.server import ServerProtocol
 
 from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
@@ -42,6 +43,7 @@ class TextWebSocket:
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
         self._loop = asyncio.get_running_loop()
         self._send_lock = asyncio.Lock()
+        self._events: deque[Event] = deque()  # those after a message that receive() returned
         self._ended = False
         self.closed_by_peer = False
 
@@ -72,7 +74,17 @@ class TextWebSocket:
 
     async def receive(self) -> str | None:
         """The next message; None once the connection has ended."""
-        while not self._ended:
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin and not self._ended:
+                    return bytes(event.data).decode(errors="replace")
+                if isinstance(event, Frame) and event.opcode not in (Opcode.PING, Opcode.PONG):
+                    self._ended = True
+                    self.closed_by_peer = event.opcode is Opcode.CLOSE
+            await self._flush()
+            if self._ended:
+                return None
             try:
                 data = await self._loop.sock_recv(self._socket, _READ_SIZE)
             except OSError:
@@ -82,14 +94,7 @@ class TextWebSocket:
             else:
                 self._protocol.receive_eof()
                 self._ended = True
-            for event in self._protocol.events_received():
-                if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
-                    return bytes(event.data).decode(errors="replace")
-                if isinstance(event, Frame) and event.opcode not in (Opcode.PING, Opcode.PONG):
-                    self._ended = True
-                    self.closed_by_peer = event.opcode is Opcode.CLOSE
-            await self._flush()
-        return None
+            self._events.extend(self._protocol.events_received())
 
     async def wait_closed(self) -> None:
         """Returns when the connection has ended. Until then, answers pings and discards messages."""

@@ -73,3 +73,15 @@ async def test_a_fragmented_or_binary_message_ends_the_connection() -> None:
     async with with_websocket() as (websocket, client):
         await client.send(b"binary")
         assert await websocket.receive() is None
+
+
+async def test_a_close_that_arrives_with_a_message_is_not_lost() -> None:
+    async with with_websocket() as (websocket, client):
+        client.protocol.send_text(b"question")
+        client.protocol.send_close()
+        client.transport.write(b"".join(client.protocol.data_to_send()))  # in one read
+        assert await websocket.receive() == "question"
+        assert not websocket.closed_by_peer
+        await websocket.wait_closed()
+        assert websocket.closed_by_peer
+        assert await websocket.receive() is None
