@@ -112,7 +112,10 @@ function showChosen() {
   byId("show-stack").hidden = !cell.session || ["lost", "stopped"].includes(cell.state);
 }
 
-byId("show-output").addEventListener("click", () => showOutput("rank", chosen.cell.rank));
+byId("show-output").addEventListener("click", () => {
+  const { session, host, rank } = chosen.cell;  // lines have the ranks of processes, not those of hosts
+  if (session) showOutput("rank", rank); else showOutput("search", `[${host} `);
+});
 byId("show-stack").addEventListener("click", () => {
   const { session, host, mesh, rank } = chosen.cell;
   asked = `${mesh}, rank ${rank}:`;
@@ -617,8 +620,9 @@ function readAddress() {
   showLines();
 }
 
-function showOutput(filter, value) {
-  byId(filter).value = value;
+function showOutput(filter, value) {  // by this filter alone: another would hide what was asked for
+  byId("errors").checked = false;
+  for (const id of ["search", "rank", "mesh"]) byId(id).value = id === filter ? value : "";
   filtersChanged();
   byId("lines").focus();
 }

@@ -192,6 +192,25 @@ def test_submitted_programs_are_listed_and_lead_to_their_output(open_page: Calla
     assert page.evaluate("document.activeElement.dataset.key") == "night"
 
 
+def test_asking_for_the_output_of_something_shows_all_of_it(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.lines = [printed(1, "of a rank", 1), printed(2, "elsewhere", 2).model_copy(update={"host": "workers-1"})]
+    source.run("succeeded", b"of the program\n")
+    page = open_page(source)
+    rows, output = page.locator("#lines > div"), page.get_by_role("button", name="Show its output")
+    playwright.expect(rows).to_have_count(3)
+    page.fill("#search", "something else")
+    page.check("#errors")
+    page.get_by_role("button", name="rank 1, busy").click()
+    output.click()
+    assert rows.all_inner_texts() == ["[workers-0 trainers rank 1] of a rank"]
+    page.get_by_role("button", name="Show the output of night").click()
+    assert rows.all_inner_texts() == ["[run night] of the program"]
+    page.get_by_role("button", name="rank 1, missing, workers-1").first.click()  # a host
+    output.click()
+    assert rows.all_inner_texts() == ["[workers-1 trainers rank 2] elsewhere"]
+
+
 def test_what_needs_attention_comes_first_and_leads_to_the_rank(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource(hosts=3, gpus=4))
     items = page.locator("#attention li")
