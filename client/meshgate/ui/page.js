@@ -135,6 +135,17 @@ function showStack(text) {
 const megabytes = (bytes) => (bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
 const percent = (value) => `${Math.round(value)}%`;
 
+function hostsOf(status) {  // by mesh; a session may still know the hosts that the mesh had before it was scaled
+  const found = new Map();
+  for (const host of [...status.hosts, ...status.sessions.flatMap((session) => session.hosts)]) {
+    if (host.rank >= (status.meshes[host.mesh] ?? Infinity)) continue;
+    if (!found.has(host.mesh)) found.set(host.mesh, []);
+    const hosts = found.get(host.mesh), known = hosts[host.rank];
+    if (!known || host.state === "missing" || (host.reason && known.state !== "missing")) hosts[host.rank] = host;
+  }
+  return [...found].map(([mesh, hosts]) => [mesh, hosts.filter(Boolean)]);
+}
+
 function cellsOfHosts(hosts) {
   return hosts.map((host) => ({
     mesh: host.mesh, rank: host.rank, state: host.state === "missing" ? "missing" : "up", host: host.name, reason: host.reason,
@@ -188,11 +199,8 @@ function showRanks(status) {
     problems.push(...problemsOf(grids.get(key), cells));
     seen.add(key);
   };
-  const known = status.sessions.find((session) => session.hosts.length)?.hosts ?? status.hosts;
-  for (const mesh of new Set(known.map((host) => host.mesh))) {
-    const hosts = known.filter((host) => host.mesh === mesh);
+  for (const [mesh, hosts] of hostsOf(status))
     show(`hosts ${mesh}`, mesh, "hosts", cellsOfHosts(hosts), hosts.length > LARGE ? 8 : hosts.length);
-  }
   for (const session of status.sessions)
     for (const procs of session.meshes.filter((mesh) => mesh.kind === "procs" && !OWN_MESHES.has(mesh.name))) {
       const actors = session.meshes.filter((mesh) => mesh.kind === "actors" && mesh.procs === procs.number);

@@ -211,6 +211,23 @@ def test_asking_for_the_output_of_something_shows_all_of_it(open_page: Callable[
     assert rows.all_inner_texts() == ["[workers-1 trainers rank 2] elsewhere"]
 
 
+def test_the_hosts_of_a_scaled_mesh_are_shown_whatever_its_first_session_knows(open_page: Callable[..., Any]) -> None:
+    source = FakeSource(hosts=3)
+    source.make_sound()
+    before = source.reported.hosts
+    (session,) = source.reported.sessions
+    missing = before[1].model_copy(update={"state": "missing", "reason": "OOMKilled"})
+    first = session.model_copy(update={"hosts": before[:1], "meshes": ()})
+    second = session.model_copy(update={"session": "b" * 32, "hosts": (before[0], missing)})
+    grown = source.reported.model_copy(update={"sessions": (first, second), "hosts": (before[0], before[2])})
+    source.reported = grown
+    page = open_page(source)
+    assert states(page, 0) == ["up", "missing", "up"]
+    source.reported = grown.model_copy(update={"meshes": {"workers": 1}, "hosts": before[:1]})
+    playwright.expect(page.locator("#meshes .grid").first.locator(".rank")).to_have_count(1)
+    assert states(page, 0) == ["up"]
+
+
 def test_what_needs_attention_comes_first_and_leads_to_the_rank(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource(hosts=3, gpus=4))
     items = page.locator("#attention li")
