@@ -265,12 +265,11 @@ const past = { at: [], of: new Map() };  // the times of looks, and by rank its 
 let used = [], usage = {}, measuring = false;  // used: what each rank uses now
 
 function remember(at, now) {  // now: the values by rank; a rank that is not there is forgotten
-  if (past.at.at(-1) === at) return;
-  past.at.push(at);
+  if (past.at.at(-1) !== at) past.at.push(at);  // the same while no status can be read: a measurement may be new
   for (const key of past.of.keys()) if (!now.has(key)) past.of.delete(key);
   for (const [key, values] of now) {
     if (!past.of.has(key)) past.of.set(key, values.map(() => Array(past.at.length - 1).fill(NaN)));
-    past.of.get(key).forEach((series, measure) => series.push(values[measure]));
+    past.of.get(key).forEach((series, measure) => { series[past.at.length - 1] = values[measure]; });
   }
   const lists = [...past.of.values()].flat(), bucket = (index) => Math.floor(past.at[index] / COARSE);
   for (let index = past.at.length - 1; index > 0; index--)

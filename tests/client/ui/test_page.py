@@ -284,6 +284,20 @@ def test_what_ranks_use_is_measured_on_request_and_kept_with_its_history(open_pa
     assert source.measured.wait(300)
 
 
+def test_a_measurement_is_shown_while_the_gateway_cannot_be_reached(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    page.get_by_role("button", name="Measure CPU, memory and GPUs").click()
+    playwright.expect(page.get_by_role("button", name="Stop measuring")).to_be_visible()
+    source.error = ConnectionFailedError("cannot reach it")
+    playwright.expect(page.locator("#problem")).to_contain_text("cannot reach it")
+    source.used = [("procs", 1, 93.4, 2 * 10**9, None, None)]
+    row = page.locator("#use tbody tr", has_text="procs 1 on workers-0")
+    playwright.expect(row.locator("td").nth(1)).to_have_text("93%")
+    source.used = [("procs", 1, 12.0, 10**9, None, None)]
+    playwright.expect(row.locator("td").nth(1)).to_have_text("12%")
+
+
 def test_the_history_of_ranks_is_bounded_and_keeps_the_highest_values(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource())
     kept = page.evaluate("""() => {
