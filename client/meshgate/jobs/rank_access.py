@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from meshgate.transfer.download import Pulled
     from meshgate_wire.status import JobStatus, OutputPage
 
+MANY_SESSIONS = 100  # a gateway has at most 64 unless it is configured, and accepts about 200 in a request
+
 
 class RankAccess(ABC):
     """``ranks`` are those of the hosts of ``mesh``, which is the name of a host mesh (default: the only one)."""
@@ -67,10 +69,14 @@ class RankAccess(ABC):
         return JobStatus.model_validate(request_json(self._require_running("status")._dialer(), "/v1/status"))
 
     def _output(self, after: dict[str, int]) -> OutputPage:
-        """What actors of all sessions printed after the line numbered ``after[session]``."""
+        """What actors of all sessions printed after the line numbered ``after[session]``. If ``after`` has many
+        sessions, removes those that have ended from it: gateways limit the length of a request."""
         from meshgate.session.gateway_client import request_json  # noqa: PLC0415
         from meshgate_wire.status import OutputPage  # noqa: PLC0415
 
+        if len(after) > MANY_SESSIONS:
+            for ended in after.keys() - {each.session for each in self.status().sessions}:
+                del after[ended]
         query = "&".join(f"{session}={number}" for session, number in after.items())
         return OutputPage.model_validate(request_json(self._require_running("logs")._dialer(), f"/v1/output?{query}"))
 

@@ -209,7 +209,7 @@ class Feed:
 
     def _read_output(self) -> None:
         for _ in range(MAX_PAGES):
-            page = self._source._output(dict(self._seen))
+            page = self._source._output(self._seen)
             for session in page.sessions:
                 for line in session.lines:
                     self._seen[session.session] = line.number

@@ -30,6 +30,28 @@ def test_the_status_is_what_the_gateway_answers(monkeypatch: pytest.MonkeyPatch)
     job.kill()
 
 
+def test_reading_output_forgets_ended_sessions_but_not_those_that_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [SessionStatus(session="late", owner="me", connected=True, pid=1, problem="its engine did not answer")]
+    status = JobStatus(gateway_version="1", python="3.11", meshes={}, sessions=tuple(running)).model_dump()
+    asked: list[str] = []
+
+    def answer(dialer: Any, path: str) -> Any:
+        asked.append(path)
+        return status if path == "/v1/status" else OutputPage().model_dump()
+
+    monkeypatch.setattr(gateway_client, "request_json", answer)
+    job = DialledJob(2)
+    job.apply()
+    seen = {"late": 7}
+    for session in range(1000):
+        seen[f"{session:032}"] = 1
+        job._output(seen)
+    assert max(map(len, asked)) < 4096  # gateways accept 8 KiB and 256 sessions
+    assert asked.count("/v1/status") < 20
+    assert all("late=7" in path for path in asked if path != "/v1/status")
+    job.kill()
+
+
 def test_a_job_that_does_not_run_has_no_status() -> None:
     with pytest.raises(JobNotRunning, match=r"it is not running. Call state\(\) before status\(\)"):
         DialledJob(2).status()

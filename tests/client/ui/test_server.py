@@ -20,7 +20,7 @@ from websockets.typing import Origin, Subprotocol
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.ui import server as module
 from meshgate.ui.server import SUBPROTOCOL, Decision, EndRequest, Feed, PageAccess, Refused
-from meshgate_wire.status import LIVE_STATES, JobStatus
+from meshgate_wire.status import LIVE_STATES, JobStatus, OutputPage
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource
 
@@ -395,3 +395,20 @@ def test_events_are_read_now_and_then(source: FakeSource) -> None:
     feed.poll()
     assert len(reads) == 1
     assert read(feed)[0]["events"][0]["object"] == "Pod/a"
+
+
+def test_sessions_that_the_job_forgets_are_not_asked_for_again() -> None:
+    class Forgetful(FakeSource):
+        def _output(self, after: dict[str, int]) -> OutputPage:
+            asked.append(dict(after))
+            after.clear()
+            return super()._output({"s": 1})
+
+    asked: list[dict[str, int]] = []
+    source = Forgetful()
+    source.print("first")
+    feed = Feed(source, "the job", source.stack, source.meter)
+    feed._seen["s"] = 1
+    feed.poll()
+    feed.poll()
+    assert asked == [{"s": 1}, {}]
