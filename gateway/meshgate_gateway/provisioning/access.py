@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TypeAlias
 
 from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
@@ -17,7 +18,7 @@ from meshgate_gateway.http.messages import Request
 from meshgate_gateway.provisioning.policy import Policy
 from meshgate_gateway.provisioning.refusals import matches, not_a_submitter
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Forbidden, NotFound
+from meshgate_kubernetes.errors import Forbidden, NotFound, Unreachable
 from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.jobs.lifecycle import ListedJob, replaced
 
@@ -63,7 +64,8 @@ class Access:
         """Why the caller may not create jobs in the namespace; None if the policy or its own permissions allow it."""
         if isinstance(caller, TokenHolder) or self._is_caller(caller):
             return None
-        return await self._missing(caller, CREATE, namespace)
+        denied = await self._missing(caller, CREATE, namespace)
+        return denied.reason if denied is not None else None
 
     async def why_not(
         self, caller: Caller, name: str, namespace: str, needed: dict[str, str], uid: str = ""
@@ -83,7 +85,10 @@ class Access:
             job, missing = None, error
         if job is not None and uid not in ("", job.uid):
             job, missing = None, replaced(name, namespace)
-        may_know = await self._may_know(caller, namespace)
+        try:
+            may_know = await self._may_know(caller, namespace)
+        except Unreachable as error:  # it must not make the owner a stranger, whose session ends
+            return Denied(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
         if may_know and job is None:
             raise missing
         if isinstance(caller, TokenHolder) or (may_know and job is not None and self._shares(caller, job)):
@@ -103,14 +108,14 @@ class Access:
         return not_a_submitter(owner_name(caller), self._policy.submitters)
 
     async def usable(self, caller: Caller, jobs: Iterable[ListedJob]) -> list[ListedJob]:
-        """Those of ``jobs`` that the caller may use."""
+        """Those of ``jobs`` that the caller may use. Raises Unreachable if the API server cannot check that now."""
         if isinstance(caller, TokenHolder):
             return list(jobs)
         rights: dict[str, tuple[bool, bool]] = {}  # by namespace: to its own jobs, to all jobs
         found = []
         for job in jobs:
             if job.namespace not in rights:
-                every = await self._missing(caller, USE, job.namespace) is None
+                every = await self._is_allowed(caller, USE, job.namespace)
                 rights[job.namespace] = await self._may_know(caller, job.namespace), every
             own, every = rights[job.namespace]
             if every or (own and self._shares(caller, job)):
@@ -118,12 +123,13 @@ class Access:
         return found
 
     async def _may_know(self, caller: Caller, namespace: str) -> bool:
-        """Whether the caller may know which jobs are in the namespace: if it could create some there."""
+        """Whether the caller may know which jobs are in the namespace: if it could create some there. Raises
+        Unreachable if the API server cannot check that now."""
         if isinstance(caller, TokenHolder):
             return True
         if self._is_caller(caller) and matches(namespace, self._policy.namespaces):
             return True
-        return await self._missing(caller, CREATE, namespace) is None
+        return await self._is_allowed(caller, CREATE, namespace)
 
     def _is_caller(self, caller: KubernetesUser) -> bool:
         return _is_named(caller, self._policy.callers)
@@ -131,9 +137,14 @@ class Access:
     def _shares(self, caller: KubernetesUser, job: ListedJob) -> bool:
         return owner_name(caller) == job.owner or not {*self.sharing_groups(caller)}.isdisjoint(job.groups)
 
-    async def _missing(self, caller: KubernetesUser, needed: dict[str, str], namespace: str) -> str | None:
-        denied = await self._users.check_permission(caller, {**needed, "namespace": namespace}, "this request")
-        return denied.reason if denied is not None else None
+    async def _is_allowed(self, caller: KubernetesUser, needed: dict[str, str], namespace: str) -> bool:
+        denied = await self._missing(caller, needed, namespace)
+        if denied is not None and denied.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise Unreachable(denied.reason)
+        return denied is None
+
+    async def _missing(self, caller: KubernetesUser, needed: dict[str, str], namespace: str) -> Denied | None:
+        return await self._users.check_permission(caller, {**needed, "namespace": namespace}, "this request")
 
 
 def _is_named(caller: KubernetesUser, patterns: tuple[str, ...]) -> bool:

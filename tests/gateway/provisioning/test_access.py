@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, cast
 
 import pytest
 from pydantic import SecretStr
@@ -13,7 +15,7 @@ from meshgate_gateway.http.kubernetes_auth import KubernetesUser, KubernetesUser
 from meshgate_gateway.provisioning.access import END, USE, Access, TokenHolder
 from meshgate_gateway.provisioning.policy import Policy
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Forbidden, NotFound
+from meshgate_kubernetes.errors import Forbidden, NotFound, Unreachable
 from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.manifests.job_objects import GROUPS_ANNOTATION, parent
 from tests.clusters.kubernetes.fake_api import FakeApi
@@ -32,11 +34,14 @@ def api() -> FakeApi:
     return api
 
 
+def access_to(api: FakeApi) -> Access:
+    seen = cast("Api", api)
+    return Access(seen, POLICY, TokenAuthenticator(SecretStr("operator")), KubernetesUsers(seen))
+
+
 def why_not(api: FakeApi, caller: KubernetesUser | TokenHolder, name: str = "trainer", end: bool = False) -> str:
     """The reason; "" for a caller with access."""
-    seen = cast("Api", api)
-    access = Access(seen, POLICY, TokenAuthenticator(SecretStr("operator")), KubernetesUsers(seen))
-    denied: Denied | None = asyncio.run(access.why_not(caller, name, "team", END if end else USE))
+    denied: Denied | None = asyncio.run(access_to(api).why_not(caller, name, "team", END if end else USE))
     return "" if denied is None else denied.reason
 
 
@@ -87,3 +92,28 @@ def test_permission_to_exec_into_pods_gives_use_and_not_the_end(api: FakeApi) ->
 def test_an_edited_list_of_groups_shares_the_job_with_none(api: FakeApi, text: str) -> None:
     api.get("ConfigMap", "trainer", "team")["metadata"]["annotations"][GROUPS_ANNOTATION] = text
     assert "belongs to kubernetes:carol" in why_not(api, DAVE)
+
+
+def test_a_permission_that_cannot_be_checked_now_does_not_count_as_missing(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.create(parent(job(name="bobs"), "kubernetes:bob"))
+    api.permissions = {("bob", "create", "statefulsets")}
+    access, jobs = access_to(api), lifecycle.list_jobs(cast("Api", api), "team")
+    failing, review = [""], api.is_user_allowed
+
+    def review_or_fail(user: Mapping[str, Any], attributes: Mapping[str, str]) -> bool:
+        if attributes["resource"] in failing:
+            raise Unreachable("no answer")
+        return review(user, attributes)
+
+    monkeypatch.setattr(api, "is_user_allowed", review_or_fail)
+    assert asyncio.run(access.why_not(BOB, "bobs", "team", USE)) is None
+    assert [each.name for each in asyncio.run(access.usable(BOB, jobs))] == ["bobs"]
+    reason = "the API server cannot check what bob may do now: no answer"
+    for failing[0] in ("pods", "statefulsets"):
+        with pytest.raises(Unreachable, match=reason):
+            asyncio.run(access.usable(BOB, jobs))
+    denied = asyncio.run(access.why_not(BOB, "bobs", "team", USE))
+    assert denied == Denied(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+    assert asyncio.run(access.why_not_create(BOB, "team")) == reason
