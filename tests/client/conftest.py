@@ -13,6 +13,7 @@ from meshgate.session.dialing import UrlDialer
 from meshgate.session.futures import FutureProxy
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.connection_thread import ConnectionThread
+from tests.client.jobs.fake_job import RUNNING
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 
 
@@ -37,6 +38,12 @@ def _connections_and_futures_are_valid(monkeypatch: pytest.MonkeyPatch) -> Itera
         connection.validate_state()
     for future in list(futures):
         future.validate_state()
+
+
+@pytest.fixture(autouse=True)
+def _no_fake_jobs() -> None:
+    """Others of this process may have left some that they did not end."""
+    RUNNING.clear()
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ from tests.client.jobs.fake_job import RUNNING, FakeJob
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    RUNNING.clear()
 
 
 def test_a_new_job_is_not_active() -> None:
