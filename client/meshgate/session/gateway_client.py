@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Container, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from ssl import SSLEOFError
 from typing import Any, Generic, TypeVar
@@ -155,6 +155,10 @@ class CreatesNoJobs(JobError):
     """The gateway is that of one job, and not a provisioning gateway."""
 
 
+class NoReply(ConnectionFailedError):
+    """The gateway may have received the request; what it has done is unknown."""
+
+
 class GatewayClient(Generic[ReplyT]):
     """One gateway and a token for it, or a function that returns the present one. ``parse`` reads its replies and
     raises ValidationError; ``creates_none`` says what to change if it creates no jobs; ``renews_token``
@@ -188,41 +192,52 @@ class GatewayClient(Generic[ReplyT]):
     def _ask(self, request: BaseModel, timeout: float) -> Iterator[ReplyT]:
         """The gateway's replies until it closes the connection; each comes within ``timeout`` seconds."""
         with self._connected() as connection:
-            connection.send(request.model_dump_json())
+            with suppress(WebSocketException):  # if it is closed already, recv() says so
+                connection.send(request.model_dump_json())
             while True:
                 try:
                     yield self._parse(connection.recv(timeout))
                 except WebSocketException:
                     return
                 except TimeoutError:
-                    raise ConnectionFailedError(f"{self._dialer} did not reply within {timeout:g} s") from None
+                    raise NoReply(f"{self._dialer} did not reply within {timeout:g} s") from None
                 except ValidationError as error:
                     raise JobError(
                         f"{self._dialer} gave a reply that this version of meshgate cannot read "
                         f"({error.errors()[0]['msg']}); install the same version on both sides"
                     ) from None
 
-    def _ask_with_retries(self, request: BaseModel, timeout: float | None = None) -> Generator[ReplyT, None, None]:
+    def _ask_with_retries(self, request: BaseModel, timeout: float = REPLY_TIMEOUT) -> Generator[ReplyT, None, None]:
         """The gateway's replies across lost connections: the request is sent again, and the gateway continues with the
-        job as it is then. Raises ConnectionFailedError if the gateway stays unreachable."""
-        reached, cuts, last_reply, delay = False, 0, time.monotonic(), FIRST_DELAY
+        job as it is then. Raises ConnectionFailedError if the gateway cannot be reached, and NoReply if it
+        stays unreachable later or does not reply."""
+        reached, cuts, delay = False, 0, FIRST_DELAY
+        last_reply = last_contact = time.monotonic()
         while True:
-            reason: object = "it closes each connection"
+            began, reason = time.monotonic(), "it closes each connection"
             try:
-                for reply in self._ask(request, timeout or REPLY_TIMEOUT):
-                    reached, last_reply, delay = True, time.monotonic(), FIRST_DELAY
+                for reply in self._ask(request, timeout):
+                    reached, delay = True, FIRST_DELAY
+                    last_reply = last_contact = time.monotonic()
                     yield reply
             except ConnectionFailedError as error:
                 cuts += 1
                 if not reached and (cuts == CUTS or not isinstance(error.__cause__, _CUT)):
                     raise
-                reason = error
+                reason = str(error)
             else:
                 reached = True
-            if time.monotonic() - last_reply > RECONNECT_TIMEOUT:
-                raise ConnectionFailedError(
+                # An ingress may cut each connection, but a gateway that closes each at once is of no use.
+                if time.monotonic() - began > LONGEST_DELAY:
+                    last_contact, delay = time.monotonic(), FIRST_DELAY
+            if time.monotonic() - last_contact > RECONNECT_TIMEOUT:
+                raise NoReply(
                     f"lost the connection to {self._dialer} and could not reconnect within "
                     f"{RECONNECT_TIMEOUT:g} s: {reason}"
+                )
+            if time.monotonic() - last_reply > timeout + RECONNECT_TIMEOUT:
+                raise NoReply(
+                    f"{self._dialer} did not reply within {timeout + RECONNECT_TIMEOUT:g} s, over several connections"
                 )
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, LONGEST_DELAY)

@@ -8,13 +8,15 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
 from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosedError
 from websockets.http11 import Request, Response
+from websockets.sync.client import ClientConnection
 from websockets.sync.server import ServerConnection, serve
 
 from meshgate import Compute
@@ -175,6 +177,61 @@ def test_the_client_gives_up_on_a_gateway_that_stays_unreachable(monkeypatch: py
     message = r"lost the connection to the gateway at .* could not reconnect within 0\.1 s: it closes each connection"
     with running(FakeGateway()) as remote, pytest.raises(ConnectionFailedError, match=message):
         remote.start(REQUEST)
+
+
+class Clock:
+    """Stands in for ``time``; sleeping takes none."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("held", "cuts", "problem"),
+    [
+        (30.0, 6, ""),  # an ingress cuts each connection, for three minutes
+        (30.0, None, "did not reply within 260 s, over several connections"),
+        (0.0, None, r"could not reconnect within 60 s: it closes each connection"),
+    ],
+)
+def test_only_the_time_without_a_connection_counts_as_such(
+    monkeypatch: pytest.MonkeyPatch, held: float, cuts: int | None, problem: str
+) -> None:
+    clock, asked = Clock(), list[float]()
+
+    def ask(self: RemoteGateway, request: ProvisioningRequest, timeout: float) -> Iterator[BaseModel]:
+        asked.append(clock.now)
+        clock.now += held
+        if cuts is not None and len(asked) > cuts:
+            yield JobUp(job=JOB)
+
+    monkeypatch.setattr(gateway_client, "time", clock)
+    monkeypatch.setattr(gateway_client, "LONGEST_DELAY", 5.0)
+    monkeypatch.setattr(RemoteGateway, "_ask", ask)
+    replies = RemoteGateway("ws://127.0.0.1:1", "token")._ask_with_retries(ListJobs(namespace=None), 200)
+    with pytest.raises(ConnectionFailedError, match=problem) if problem else nullcontext():
+        assert next(replies) == JobUp(job=JOB)
+
+
+def test_a_request_to_a_gateway_that_hangs_up_before_it_is_sent_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = iter([ConnectionClosedError(None, None)])
+
+    def send(self: ClientConnection, message: str) -> None:
+        if error := next(sent, None):
+            self.close()
+            raise error
+        original(self, message)
+
+    original = ClientConnection.send
+    monkeypatch.setattr(ClientConnection, "send", send)
+    with running(FakeGateway((JobUp(job=JOB),))) as remote:
+        assert remote.start(REQUEST) == JOB
 
 
 def test_a_rejected_start_carries_the_reason() -> None:
