@@ -34,7 +34,7 @@ from meshgate.session.dialing import (
     describe_response,
     is_gateway_url,
 )
-from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient, get
+from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient, NoReply, get
 from meshgate_processes.identity import last_output
 from meshgate_slurm.messages import (
     PYTHON_FILE,
@@ -235,7 +235,7 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
                 known(reply.job)
         except CreatesNoJobs:
             raise
-        except (KeyboardInterrupt, SystemExit, JobError):
+        except (KeyboardInterrupt, SystemExit, JobError, NoReply):
             self._withdraw(request)
             raise
         if isinstance(reply, RequestRejected):

@@ -25,6 +25,7 @@ from websockets.sync.server import ServerConnection, serve
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
 from meshgate.jobs import tokens
+from meshgate.jobs.slurm import access as access_module
 from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, SlurmSilent, UrlAccess
 from meshgate.jobs.slurm.login_node import CommandOutput, ThisMachine
 from meshgate.session import gateway_client
@@ -47,6 +48,7 @@ from meshgate_slurm.messages import (
 )
 from meshgate_slurm.spec import SlurmSpec
 from tests.client.proofs import proof_for, prove_handshake
+from tests.ports import closed_port
 from tests.waiting import wait_for
 
 JOB = RunningSlurmJob(
@@ -182,6 +184,32 @@ def test_a_job_of_which_only_an_unreadable_reply_came_is_withdrawn() -> None:
     with running(gateway) as access, pytest.raises(JobError, match="cannot read"):
         started(access)
     assert [type(request) for request in gateway.requests] == [StartJob, EndJob]
+
+
+class SilentGateway(FakeGateway):
+    """Does not reply to its first request."""
+
+    def serve(self, connection: ServerConnection) -> None:
+        if self.requests:
+            super().serve(connection)
+            return
+        self.requests.append(parse_request(connection.recv()))
+        with contextlib.suppress(ConnectionClosed):
+            connection.recv()
+
+
+def test_a_submission_without_a_reply_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_module, "ANSWER_TIMEOUT", 0.5)
+    gateway = SilentGateway((JobEnded(state="CANCELLED"),))
+    with running(gateway) as access, pytest.raises(ConnectionFailedError, match=r"did not reply within 0\.5 s"):
+        started(access)
+    assert [type(request) for request in gateway.requests] == [StartJob, EndJob]
+
+
+def test_a_submission_that_no_gateway_has_received_is_not_withdrawn(capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_port() as port, pytest.raises(ConnectionFailedError, match="cannot reach"):
+        started(UrlAccess(f"ws://127.0.0.1:{port}"))
+    assert capsys.readouterr().err == ""
 
 
 class Submitting(ThisMachine):
