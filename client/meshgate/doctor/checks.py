@@ -346,7 +346,7 @@ def _measure(client: Client, status: JobStatus, dialer: _CountingDialer, watch: 
     mesh, count = next(iter(status.meshes.items()))
     try:
         host: Any = client.attach_hosts(mesh, count).slice(hosts=slice(0, 1))
-        echo: Any = host.spawn_procs(name="doctor").spawn("doctor", Echo)
+        echo: Any = host.spawn_procs(name="meshgate_doctor").spawn("meshgate_doctor", Echo)
         echo.echo.call_one(b"", 0).get(TIMEOUT)
         round_trip = statistics.median(_seconds(echo, b"", 0) for _ in range(ROUND_TRIPS))
         up, down = (NBYTES / 1e6 / _seconds(echo, bytes(sent), NBYTES - sent) for sent in (NBYTES, 0))

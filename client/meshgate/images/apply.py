@@ -41,9 +41,9 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
     wanted = (steps[-1].digest, hosts._client.objects.host_restarts[mesh])
     if applied.get(mesh) == wanted:
         return
-    procs = hosts.spawn_procs(name="image")
+    procs = hosts.spawn_procs(name="meshgate_image")
     try:
-        runners = _Runners(procs.spawn("image", StepRunner), steps)
+        runners = _Runners(procs.spawn("meshgate_image", StepRunner), steps)
         for index in range(runners.completed(), len(steps)):
             runners.run(index)
     finally:

@@ -190,8 +190,8 @@ class _Host:
         for remote, local in targets:
             stop.check("", remote)
             if self._reader is None:
-                self._procs = self._host.spawn_procs(name="gather")
-                self._reader = self._procs.spawn("gather", FileReader)
+                self._procs = self._host.spawn_procs(name="meshgate_gather")
+                self._reader = self._procs.spawn("meshgate_gather", FileReader)
             source = HostFiles(self._reader, remote, growing=True)
             try:
                 total += Download(source, remote, local, self._advance, stop=stop, skip_changed=True).run()

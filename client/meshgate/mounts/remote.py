@@ -107,8 +107,8 @@ class RemoteMounts:
         for mesh in dict.fromkeys(mesh for _, mesh in mounted if mesh in hosts):
             if hosts[mesh]._owned.remote.stopped:
                 continue
-            procs = hosts[mesh].spawn_procs(name="mount")
-            mounters = procs.spawn("mount", Mounter)
+            procs = hosts[mesh].spawn_procs(name="meshgate_mount")
+            mounters = procs.spawn("meshgate_mount", Mounter)
             paths = [path for path, mounted_on in mounted if mounted_on == mesh]
             calls = [part.unmount.call(own) for path in paths for part, own in _parts(mounters, path)]
             problems += _problems(calls)
@@ -137,7 +137,7 @@ class RemoteMounts:
         calls = [
             part.mount.call(version, path, source)
             for hosts in meshes
-            for part, path in _parts(hosts.spawn("mount", Mounter), mount.path)
+            for part, path in _parts(hosts.spawn("meshgate_mount", Mounter), mount.path)
         ]
         if problems := _problems(calls):
             raise JobError(f"remote_mount({mount.source!r}) failed on {'; '.join(problems)}")

@@ -4,7 +4,7 @@ What runs on a host is an actor in a process of its own there, so it survives cu
 and ends with the session. Nothing here listens on anything but loopback.
 """
 
-OWN_MESHES = frozenset(
-    {"admin", "debug", "doctor", "exec", "forward", "gather", "image", "mount", "pull", "shell", "stacks", "top"}
-)
-"""Names of the proc meshes that meshgate itself spawns for a moment."""
+_USES = "admin debug devices doctor exec forward gather image mount pull shell stacks top"
+OWN_MESHES = frozenset(f"meshgate_{use}" for use in _USES.split())
+"""Names of the proc meshes that meshgate itself spawns, and of their actors. Views leave them out, so each has a name
+that no program uses for a mesh of its own."""

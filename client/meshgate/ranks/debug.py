@@ -257,7 +257,7 @@ def _table(stopped: Sequence[Breakpoint]) -> str:
 def debugging(hosts: HostMeshProxy) -> Iterator[Debugger]:
     """A debugger for all hosts of a mesh."""
     with contextlib.ExitStack() as stack:
-        yield Debugger(list(spawn_streams(hosts, None, "debug", stack).values()))
+        yield Debugger(list(spawn_streams(hosts, None, "meshgate_debug", stack).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +299,9 @@ class EditorDebugging:
 def debug_in_editor(hosts: HostMeshProxy, procs: str, rank: int) -> EditorDebugging:
     """Starts debugpy in process ``rank`` of the proc mesh named ``procs``. Raises JobError that says why it cannot."""
     with contextlib.ExitStack() as stack:
-        spawned = hosts.spawn_procs(name="stacks")
+        spawned = hosts.spawn_procs(name="meshgate_stacks")
         stack.callback(spawned.stop)
-        readers: Any = spawned.spawn("stacks", StackReader)
+        readers: Any = spawned.spawn("meshgate_stacks", StackReader)
         answers = list(readers.start_debugpy.call(procs, rank, START_TIMEOUT).get().values())
     found = next(((host, answer) for host, answer in enumerate(answers) if answer), None)
     if found is None:

@@ -89,7 +89,7 @@ def execute(
     chosen = check_ranks(ranks, len(hosts))
     deadline = None if timeout is None else time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
-        streams = spawn_streams(hosts, None if ranks is None else chosen, "exec", stack)
+        streams = spawn_streams(hosts, None if ranks is None else chosen, "meshgate_exec", stack)
         arrivals: queue.SimpleQueue[Any] = streams[chosen[0]].arrivals
         running = {rank: _Running(streams[rank], capture=capture, labelled=len(chosen) > 1) for rank in chosen}
         for each in running.values():
@@ -289,7 +289,7 @@ def run_shell(
         raise ValueError("shell() needs a terminal as standard input; use exec() to run a command without one")
     environment = {"TERM": os.environ.get("TERM", "xterm-256color"), **(env or {})}
     with contextlib.ExitStack() as stack:
-        host = spawn_streams(hosts, [rank], "shell", stack)[rank]
+        host = spawn_streams(hosts, [rank], "meshgate_shell", stack)[rank]
         rows, columns = _size(terminal_out)
         host.writer.open_terminal.broadcast(list(command), environment, workdir, rows, columns)
         stack.enter_context(_raw(terminal_in))

@@ -137,7 +137,9 @@ def forward(hosts: HostMeshProxy, port: int, rank: int, *, local_port: int | Non
         raise ValueError(f"rank={rank!r}: the mesh has ranks 0 to {len(hosts) - 1}")
     target, listen = (port, local_port or 0) if not reverse else (port if local_port is None else local_port, port)
     stack = contextlib.ExitStack()
-    forwarded = ForwardedPort(spawn_streams(hosts, [rank], "forward", stack)[rank], target, stack, reverse=reverse)
+    forwarded = ForwardedPort(
+        spawn_streams(hosts, [rank], "meshgate_forward", stack)[rank], target, stack, reverse=reverse
+    )
     try:
         forwarded.open(listen)
     except BaseException:

@@ -166,8 +166,8 @@ def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | N
     wanted = None if ranks is None else {ranks} if isinstance(ranks, int) else set(ranks)
     asked = []
     for name, hosts in meshes.items():
-        procs = hosts.spawn_procs(name="stacks")
-        asked.append((name, procs, procs.spawn("stacks", StackReader).read.call(ANSWER_TIMEOUT)))
+        procs = hosts.spawn_procs(name="meshgate_stacks")
+        asked.append((name, procs, procs.spawn("meshgate_stacks", StackReader).read.call(ANSWER_TIMEOUT)))
     found: list[ProcessStacks] = []
     problems = {}
     for name, procs, future in asked:

@@ -287,7 +287,7 @@ class MeshAdmin:
         self._forwarded = self._client = None
 
     def _start(self, host: HostMeshProxy, meshes: list[HostMeshProxy]) -> None:
-        starter: Any = host.spawn_procs(name="admin").spawn("admin", AdminStarter)
+        starter: Any = host.spawn_procs(name="meshgate_admin").spawn("meshgate_admin", AdminStarter)
         address = self._config.admin_addr or "127.0.0.1:0"
         url, problem = starter.start.call_one(meshes, address).get(timeout=START_TIMEOUT)
         if problem:

@@ -16,7 +16,6 @@ from meshgate.ranks.usage_on_host import UsageReader
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-MESH = "top"
 ANSWER_TIMEOUT = 30.0  # seconds that the hosts have to answer
 
 
@@ -92,8 +91,8 @@ class UsageMeter:
 
     def _reader(self, name: str, host: HostMeshProxy) -> Any:
         if name not in self._readers:
-            procs = host.spawn_procs(name=MESH)
-            self._readers[name] = (procs, procs.spawn(MESH, UsageReader))
+            procs = host.spawn_procs(name="meshgate_top")
+            self._readers[name] = (procs, procs.spawn("meshgate_top", UsageReader))
         return self._readers[name][1]
 
     def _failed(self, found: Usage, name: str, error: Exception) -> None:

@@ -81,9 +81,9 @@ def _check_ranks(ranks: Sequence[int] | int | None, count: int) -> list[int]:
 
 @contextlib.contextmanager
 def _host_files(hosts: HostMeshProxy, rank: int, remote: str) -> Iterator[HostFiles]:
-    procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name="pull")
+    procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name="meshgate_pull")
     try:
-        yield HostFiles(procs.spawn("pull", FileReader), remote)
+        yield HostFiles(procs.spawn("meshgate_pull", FileReader), remote)
     finally:
         procs.stop()
 

@@ -20,7 +20,7 @@ def status(
     meshes = (
         MeshStatus(kind="procs", name="procs", sizes={"hosts": 2}, number=1, kept=kept, kept_by_rank=by_rank),
         MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, number=2, procs=1, calls=counts, **actors),
-        MeshStatus(kind="actors", name="top", sizes={"hosts": 2}, number=4, calls=counts),
+        MeshStatus(kind="actors", name="meshgate_top", sizes={"hosts": 2}, number=4, calls=counts),
     )
     call = CallStatus(mesh="trainers", endpoint="step", age=age, total=2, answered=0)
     session = SessionStatus(

@@ -225,7 +225,7 @@ def test_why_says_that_there_are_no_timelines(run: CliRunner, job: Job) -> None:
 def test_why_names_no_rank_that_is_late_by_chance(ranks: int, late: int, named: bool) -> None:
     step = CallCounts(compared=100, stragglers=(Straggler(rank=1, calls=late, seconds=9.0),))
     (session,) = status().sessions
-    for name, expected in (("trainers", named), ("exec", False)):
+    for name, expected in (("trainers", named), ("exec", named), ("meshgate_exec", False)):
         actors = MeshStatus(kind="actors", name=name, sizes={"gpus": ranks}, endpoints={"step": step})
         looked = status().model_copy(update={"sessions": (session.model_copy(update={"meshes": (actors,)}),)})
         assert bool(why(looked, ()).stragglers) == expected

@@ -152,7 +152,7 @@ def with_ends(procs: tuple[EndedRanks, ...], actors: tuple[EndedRanks, ...]) -> 
     meshes = (
         MeshStatus(kind="actors", name="trainers", number=3, procs=2, sizes={"gpus": 1024}, ended=actors),
         MeshStatus(kind="procs", name="procs", number=2, sizes={"gpus": 1024}, ended=procs),
-        MeshStatus(kind="procs", name="exec", number=4, sizes={"gpus": 1024}, ended=procs),
+        MeshStatus(kind="procs", name="meshgate_exec", number=4, sizes={"gpus": 1024}, ended=procs),
     )
     return SESSION.model_copy(update={"meshes": meshes})
 

@@ -64,11 +64,14 @@ def test_a_job_that_does_not_run_has_no_status() -> None:
 
 @pytest.mark.parametrize(
     ("names", "text"),
-    [(["exec"], "name one of the proc meshes: there is none"), (["b", "a"], "name one of the proc meshes: a, b")],
+    [
+        (["meshgate_exec"], "name one of the proc meshes: there is none"),
+        (["b", "a"], "name one of the proc meshes: a, b"),
+    ],
 )
 def test_the_only_proc_mesh_needs_no_name(monkeypatch: pytest.MonkeyPatch, names: list[str], text: str) -> None:
     def answer(*names: str) -> Any:
-        meshes = tuple(MeshStatus(kind="procs", name=name, sizes={}) for name in (*names, "stacks"))
+        meshes = tuple(MeshStatus(kind="procs", name=name, sizes={}) for name in (*names, "meshgate_stacks"))
         session = SessionStatus(session="s", owner="me", connected=True, pid=1, meshes=meshes)
         return JobStatus(gateway_version="1", python="3.11", meshes={}, sessions=(session,)).model_dump()
 

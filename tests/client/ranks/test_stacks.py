@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate.errors import GatewayLostError
+from meshgate.ranks import OWN_MESHES
 from meshgate.ranks import stacks as module
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread, _process, places_text, read_stacks
 from meshgate.session.futures import FutureProxy
 
+CLIENT = Path(module.__file__).parents[1]
 MONARCH = Frame("/env/lib/python3.11/site-packages/monarch/_src/actor/actor_mesh.py", 10, "handle_sync")
 LIBRARY = Frame("/usr/lib/python3.11/threading.py", 11, "run")
 STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
@@ -141,15 +145,18 @@ def answer(rank: int, mesh: str = "procs") -> dict[str, Any]:
 
 
 def test_meshes_are_asked_and_those_that_fail_are_named() -> None:
-    values = {"hosts-0": [answer(1), answer(0), answer(0, "stacks")], "hosts-1": [answer(2)]}
+    values = {
+        "hosts-0": [answer(1), answer(0), answer(0, "meshgate_stacks"), answer(0, "stacks")],
+        "hosts-1": [answer(2)],
+    }
     good, bad = Hosts(FutureProxy.resolved(values)), Hosts(FutureProxy.failed(GatewayLostError("gone")))
     meshes: Any = {"good": good, "bad": bad}
     found = read_stacks(meshes)
-    assert [(each.mesh, each.rank) for each in found] == [("procs", 0), ("procs", 1), ("procs", 2)]
+    assert [(each.mesh, each.rank) for each in found] == [("procs", 0), ("procs", 1), ("procs", 2), ("stacks", 0)]
     assert found.problems == {"bad": "gone"}
     assert (good.stopped, bad.stopped) == (1, 1)
     assert [each.rank for each in read_stacks({"good": good}, 2)] == [2]  # type: ignore[dict-item]
-    assert [each.rank for each in read_stacks({"good": good}, [0, 1])] == [0, 1]  # type: ignore[dict-item]
+    assert [each.rank for each in read_stacks({"good": good}, [0, 1])] == [0, 1, 0]  # type: ignore[dict-item]
 
 
 def test_equal_stacks_in_synced_code_of_several_hosts_are_shown_once() -> None:
@@ -173,7 +180,7 @@ def test_a_script_stands_for_the_actor_that_has_started_it() -> None:
 
 
 def test_a_rank_that_no_process_has_is_an_error_that_names_those_there_are() -> None:
-    values = {"hosts-0": [answer(0), answer(1), answer(9, "stacks"), answer(0, "other")]}
+    values = {"hosts-0": [answer(0), answer(1), answer(9, "meshgate_stacks"), answer(0, "other")]}
     meshes: Any = {"good": Hosts(FutureProxy.resolved(values))}
     message = r"no process of this job has ranks 7, 9: procs has ranks 0-1, other has rank 0$"
     with pytest.raises(ValueError, match=message):
@@ -191,3 +198,9 @@ def test_tasks_are_threads_that_are_suspended() -> None:
     assert module.ANSWER_TIMEOUT > 0
     with pytest.raises(KeyError):
         _process({})
+
+
+def test_views_leave_out_each_mesh_that_meshgate_spawns() -> None:
+    sources = "".join(path.read_text() for path in CLIENT.rglob("*.py"))
+    spawned = re.findall(r'(?:spawn_procs\(name=|spawn_streams\(.*)"(\w+)"', sources)
+    assert set(spawned) == OWN_MESHES

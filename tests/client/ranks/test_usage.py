@@ -61,10 +61,12 @@ def answer(*processes: dict[str, Any], gpus: int = 0, problem: str = "") -> dict
 
 
 def test_a_failed_host_is_reported_and_tried_again_while_the_others_answer() -> None:
-    hosts: Any = Hosts(answer(process(1), process(0), process(0, "top")), GatewayLostError("gone"))
+    hosts: Any = Hosts(
+        answer(process(1), process(0), process(0, "meshgate_top"), process(0, "gather")), GatewayLostError("gone")
+    )
     with UsageMeter({"workers": hosts}) as meter:
         found = meter.read()
-        assert [(each.mesh, each.rank) for each in found.processes] == [("procs", 0), ("procs", 1)]
+        assert [(each.mesh, each.rank) for each in found.processes] == [("gather", 0), ("procs", 0), ("procs", 1)]
         assert found.problems == {"workers-1": "gone"}
         hosts.answers[1] = answer(problem="nvidia-smi failed")
         assert meter.read().problems == {"workers-1": "nvidia-smi failed"}
@@ -74,7 +76,7 @@ def test_a_failed_host_is_reported_and_tried_again_while_the_others_answer() -> 
 
 
 def test_the_only_process_of_a_host_uses_its_gpus_if_nothing_else_is_known() -> None:
-    alone: Any = Hosts(answer(process(0), process(0, "stacks"), gpus=2))
+    alone: Any = Hosts(answer(process(0), process(0, "meshgate_stacks"), gpus=2))
     with UsageMeter({"workers": alone}) as meter:
         found = meter.read()
     assert found.gpus == [Gpu("workers-0", 0, 50, 1, 2), Gpu("workers-0", 1, 50, 1, 2)]

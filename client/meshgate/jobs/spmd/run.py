@@ -126,9 +126,9 @@ def _count_processes(hosts: HostMeshProxy, wanted: int | str) -> int:
     """The number of processes on each host. Raises ValueError unless all hosts have the same number of devices."""
     if isinstance(wanted, int):
         return wanted
-    procs = hosts.spawn_procs(name="devices")
+    procs = hosts.spawn_procs(name="meshgate_devices")
     try:
-        counter: Any = procs.spawn("devices", RankRunner)
+        counter: Any = procs.spawn("meshgate_devices", RankRunner)
         counts = list(counter.count_devices.call(wanted).get().values())
     finally:
         _stop(procs)
