@@ -1,16 +1,19 @@
 """The pods of a mesh by rank, its hosts, and why a container no longer runs. Pure.
 
 As in Monarch, the pod-index label gives the rank. Clusters before 1.28 do not set it, so a StatefulSet's pod falls back
-to the ordinal in its name; pods without either (of a Deployment, bare pods) are ranked by name.
+to the ordinal in its name; pods without either (of a Deployment, bare pods) are ranked by name, and keep the rank that
+they had once. The pod that replaces one of them may have any name.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeAlias
 
 from meshgate_kubernetes.manifests.spec import MeshSpec, Object
 
@@ -40,7 +43,12 @@ class WorkerHost:
     zone: str = ""
 
 
-def pods_by_rank(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
+Known: TypeAlias = Mapping[int, WorkerHost | None]
+"""The hosts that a mesh has had, by rank; None for a lost host."""
+_NONE: Known = {}
+
+
+def pods_by_rank(mesh: MeshSpec, pods: Iterable[Object], known: Known = _NONE) -> dict[int, Object]:
     """The pods of the mesh by rank, without pods that are being deleted and ranks beyond the mesh."""
     live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not _ended(pod)]
     ranks = {pod["metadata"]["name"]: _rank(mesh, pod) for pod in live}
@@ -48,7 +56,7 @@ def pods_by_rank(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
         if mesh.way != "selector":
             live = [pod for pod in live if ranks[pod["metadata"]["name"]] is not None]
         else:
-            ranks = dict(zip(sorted(ranks), range(len(ranks)), strict=True))
+            ranks = _ranks_by_name(live, known)
     found: dict[int, Object] = {}
     for pod in live:
         rank = ranks[pod["metadata"]["name"]]
@@ -57,14 +65,23 @@ def pods_by_rank(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
     return dict(sorted(found.items()))
 
 
-def ready_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[WorkerHost] | None:
+def _ranks_by_name(pods: Sequence[Object], known: Known) -> dict[str, int | None]:
+    """The rank of each pod by its name. ``known`` hosts keep theirs, and the others take those that are free."""
+    kept = {host.uid: rank for rank, host in known.items() if host is not None}
+    ranks = {pod["metadata"]["name"]: kept.get(pod["metadata"]["uid"]) for pod in pods}
+    taken = set(ranks.values())
+    free = (rank for rank in itertools.count() if rank not in taken)
+    return {name: next(free) if ranks[name] is None else ranks[name] for name in sorted(ranks)}
+
+
+def ready_hosts(mesh: MeshSpec, pods: Iterable[Object], known: Known = _NONE) -> list[WorkerHost] | None:
     """The hosts of the mesh in rank order; None if one is missing or not ready."""
-    found = present_hosts(mesh, pods)
+    found = present_hosts(mesh, pods, known)
     complete = found and [host.rank for host in found] == list(range(mesh.replicas or len(found)))
     return found if complete else None
 
 
-def present_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[WorkerHost]:
+def present_hosts(mesh: MeshSpec, pods: Iterable[Object], known: Known = _NONE) -> list[WorkerHost]:
     """The ready hosts of the mesh, in rank order."""
     return [
         WorkerHost(
@@ -77,25 +94,19 @@ def present_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[WorkerHost]:
             node=pod["spec"].get("nodeName") or "",
             zone=(pod["metadata"].get("labels") or {}).get(ZONE_LABEL) or "",
         )
-        for rank, pod in pods_by_rank(mesh, pods).items()
+        for rank, pod in pods_by_rank(mesh, pods, known).items()
         if is_ready(pod)
     ]
 
 
-def replacement_hosts(
-    mesh: MeshSpec, known: Mapping[int, WorkerHost | None], pods: Iterable[Object]
-) -> dict[int, WorkerHost]:
-    """The ready hosts that replace lost ones, by rank. ``known`` has None for the rank of a lost host.
-
-    A pod with its own rank replaces the host of that rank; pods ranked by name replace any.
-    """
-    pods = list(pods)
-    vacant = sorted(rank for rank, host in known.items() if host is None)
+def replacement_hosts(mesh: MeshSpec, known: Known, pods: Iterable[Object]) -> dict[int, WorkerHost]:
+    """The ready hosts that replace lost ones, by rank."""
     taken = {(host.uid, host.container) for host in known.values() if host is not None}
-    new = [host for host in present_hosts(mesh, pods) if (host.uid, host.container) not in taken]
-    if any(_rank(mesh, pod) is None for pod in pods):
-        return dict(zip(vacant, new, strict=False))
-    return {host.rank: host for host in new if host.rank in vacant}
+    return {
+        host.rank: host
+        for host in present_hosts(mesh, pods, known)
+        if (host.uid, host.container) not in taken and host.rank in known and known[host.rank] is None
+    }
 
 
 def container_id(pod: Object, port: int) -> str:

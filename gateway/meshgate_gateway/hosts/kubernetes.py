@@ -118,7 +118,7 @@ class KubernetesHosts:
 
     def present(self, mesh: str) -> Mapping[int, Host]:
         spec = self._mesh(mesh)
-        return {host.rank: _wire_host(host) for host in discovery.present_hosts(spec, self._pods(spec))}
+        return {host.rank: _wire_host(host) for host in self._present(spec)}
 
     def replaces_hosts(self, mesh: str) -> bool:
         return True
@@ -145,7 +145,7 @@ class KubernetesHosts:
         while True:
             changed.clear()
             mesh = self._mesh(name)  # it may be scaled meanwhile
-            if (found := discovery.ready_hosts(mesh, self._pods(mesh))) is not None:
+            if (found := discovery.ready_hosts(mesh, self._pods(mesh), self._handed_out[name])) is not None:
                 return found
             await changed.wait()
 
@@ -157,9 +157,12 @@ class KubernetesHosts:
     def _pods(self, mesh: MeshSpec) -> list[Object]:
         return self._observer.objects("Pod", mesh.selector)
 
+    def _present(self, mesh: MeshSpec) -> list[discovery.WorkerHost]:
+        return discovery.present_hosts(mesh, self._pods(mesh), self._handed_out[mesh.name])
+
     def _why_not_ready(self, mesh: MeshSpec) -> str:
         pods = self._pods(mesh)
-        ready = len(discovery.present_hosts(mesh, pods))
+        ready = len(self._present(mesh))
         problems = [str(problem) for pod in pods for problem in examine_pod(pod).problems]
         summary = f"only {ready} of {mesh.replicas} pods of mesh {mesh.name!r} were ready after {READY_TIMEOUT:g} s"
         return "; ".join([summary, *problems])

@@ -27,7 +27,8 @@ from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET, WORKER_BOOT
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_wire.handshake import monarch_version
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
-from tests.clusters.kubernetes.objects import event, job
+from tests.clusters.kubernetes.objects import Object, event, found_mesh, job
+from tests.clusters.kubernetes.objects import pod as pod_object
 from tests.gateway.unsupervised import Unsupervised
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -101,6 +102,29 @@ async def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> N
         api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
         mesh, rank, host = await restored
         assert (mesh, rank, host.name) == ("workers", 1, "trainer-workers-1")
+
+
+async def test_the_pod_that_replaces_one_of_a_deployment_has_its_rank_in_later_sessions_too() -> None:
+    api, spec = FakeApi(), job(found_mesh())
+    for name in ("deployment-b2", "deployment-c3"):
+        api.create(of_deployment(name))
+    hosts = KubernetesHosts(cast("Api", api), spec, cast("SupervisorLink", Unsupervised()))
+    try:
+        noticed = Noticed(hosts)
+        assert [host.name for host in await hosts.hosts("workers")] == ["deployment-b2", "deployment-c3"]
+        api.delete("Pod", "deployment-c3", "team")
+        api.create(of_deployment("deployment-a1"))
+        *_, (mesh, rank, host) = await noticed.until(2)
+        assert (mesh, rank, host.name) == ("workers", 1, "deployment-a1")
+        assert [host.name for host in await hosts.hosts("workers")] == ["deployment-b2", "deployment-a1"]
+        assert [host.name for host in hosts.present("workers").values()] == ["deployment-b2", "deployment-a1"]
+    finally:
+        await hosts.close()
+
+
+def of_deployment(name: str) -> Object:
+    made = pod_object(name, owner="ReplicaSet")
+    return {**made, "metadata": {**made["metadata"], "namespace": "team", "labels": {"app": "mine"}}}
 
 
 class Noticed:

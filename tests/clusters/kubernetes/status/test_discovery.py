@@ -128,6 +128,20 @@ def test_pods_without_ranks_replace_any_lost_host() -> None:
     assert {rank: host.name for rank, host in found.items()} == {1: "deployment-a1"}
 
 
+def test_pods_without_ranks_keep_the_rank_that_they_have() -> None:
+    first, second, third = (pod(f"deployment-{name}", owner="ReplicaSet") for name in ("b2", "d4", "f6"))
+    known = dict(enumerate(present_hosts(found_mesh(3), [first, second, third])))
+    new, further = (pod(f"deployment-{name}", owner="ReplicaSet") for name in ("a1", "c3"))
+    assert names(ready_hosts(found_mesh(3), [new, second, third], known)) == [
+        "deployment-a1",
+        "deployment-d4",
+        "deployment-f6",
+    ]
+    assert ready_hosts(found_mesh(3), [second, third], known) is None
+    assert list(pods_by_rank(found_mesh(3), [further, third, new], known).values()) == [new, further, third]
+    assert [host.rank for host in present_hosts(found_mesh(3), [third, first], known)] == [0, 2]
+
+
 def status(name: str, identity: str, **state: Any) -> Object:
     return {"name": name, "containerID": identity, "state": state or {"running": {}}}
 
