@@ -21,6 +21,7 @@ Positive = Annotated[int, Field(ge=1, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # the batch script exports it
 _MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
 _TIMES = (  # minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]
     re.compile(r"(?P<m>\d+)(?::(?P<s>\d+))?"),
@@ -140,6 +141,16 @@ class SlurmSpec(BaseModel):
     def _check_text(cls, value: str | None) -> str | None:
         if value is not None and (not value.strip() or "\n" in value or "\0" in value):
             raise ValueError("must be text on one line, and not empty")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _check_environment(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of a variable: use letters, digits and _, no digit first")
+            if "\0" in text:
+                raise ValueError(f"the value of {name!r} contains a null byte, which no variable can have")
         return value
 
     @field_validator("slurm_args")

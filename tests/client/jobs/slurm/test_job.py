@@ -37,6 +37,7 @@ from meshgate_slurm.messages import JOB_FILE, JobReport, RunningSlurmJob, StartR
         ({"time_limit": "soon"}, r"SlurmJob\(time_limit='soon'\): not a time of Slurm's"),
         ({"meshes": {"workers": 0}}, r"SlurmJob\(meshes\['workers'\]=0\)"),
         ({"exclusive": False, "monarch_port": 22222}, "SlurmJob: monarch_port=22222 with exclusive=False"),
+        ({"env": {"MY VARIABLE": "secret"}}, r"SlurmJob\(env\): 'MY VARIABLE' is not the name of a variable"),
         ({"login": "-oProxyCommand=evil"}, "expected a destination of ssh"),
         ({"login": "a b"}, "expected a destination of ssh"),
         ({"out_of_cluster": True}, "out_of_cluster=True.*pass login= instead"),
