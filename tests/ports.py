@@ -26,6 +26,15 @@ def free_port(*offsets: int) -> int:
         return port
 
 
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def closed_port() -> Iterator[int]:
     """A port that refuses connections, and that no one can open meanwhile."""

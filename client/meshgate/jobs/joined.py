@@ -180,7 +180,7 @@ def native_hosts(name: str) -> Any:
     # The gateway is installed where it runs. What is bound to a release of Monarch is in its adapter only.
     interface = importlib.import_module("meshgate_gateway.engine.monarch.interface")
     address = os.environ.get("MESHGATE_ENGINE_HOST")  # at which workers reach this pod or node
-    return interface.native_hosts(name, hosts, f"tcp://{address}:0" if address else None)
+    return interface.native_hosts(name, hosts, interface.transport_at(address) if address else None)
 
 
 @functools.cache

@@ -53,16 +53,19 @@ _FORWARDER_RESOURCES = {
 # Monarch does not answer clients of another release, so another child reports the worker's versions to the gateway.
 VERSIONS_PORT_OFFSET = 1000  # from Monarch's port
 WORKER_BOOTSTRAP = f"""\
-import contextlib, importlib.util, os, signal, sys, time
-address = sys.argv[1]
+import contextlib, importlib.util, os, signal, socket, sys, time
+address, ip = sys.argv[1], os.environ.get("POD_IP", "")
+family, port = socket.AF_INET, address.rpartition(":")[2]
+if ":" in ip:  # Kubernetes cannot put it into brackets
+    family, address = socket.AF_INET6, f"tcp://[{{ip}}]:{{port}}@tcp://[::]:{{port}}"
 reporter = os.fork()
 if not reporter:
-    import importlib.metadata, json, platform, socket
+    import importlib.metadata, json, platform
     versions = {{"python": platform.python_version(), "monarch": ""}}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions["monarch"] = importlib.metadata.version("torchmonarch")
     with contextlib.suppress(OSError, OverflowError):
-        listener = socket.create_server(("", int(address.rpartition(":")[2]) + {VERSIONS_PORT_OFFSET}))
+        listener = socket.create_server(("", int(port) + {VERSIONS_PORT_OFFSET}), family=family)
         while True:
             connection, _ = listener.accept()
             with contextlib.suppress(OSError), connection:

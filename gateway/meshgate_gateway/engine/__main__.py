@@ -71,7 +71,7 @@ class EngineMain:
         self._disconnected_since: float | None = None  # None while a client is connected
         self._host_requests = HostRequests(control.send)
         self._of_runs: weakref.WeakKeyDictionary[ClientConnection, str] = weakref.WeakKeyDictionary()
-        monarch = interface.connect(f"tcp://{host}:0" if host else None, self._on_fault)
+        monarch = interface.connect(interface.transport_at(host) if host else None, self._on_fault)
         self._engine = Engine(
             monarch,
             self._host_requests.find,

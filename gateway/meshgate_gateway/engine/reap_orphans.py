@@ -56,7 +56,7 @@ def transport_for(addresses: list[str]) -> str | None:
     """The transport on which hosts at ``addresses`` can reply: unix sockets, or else this pod's address."""
     if all("ipc://" in address for address in addresses):
         return None
-    return f"tcp://{os.environ.get('MESHGATE_ENGINE_HOST', '127.0.0.1')}:0"
+    return interface.transport_at(os.environ.get("MESHGATE_ENGINE_HOST", "127.0.0.1"))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,12 @@ RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError."""
+    # Where Kubernetes itself uses IPv6, pods may have no address of IPv4.
+    everywhere = host == "0.0.0.0" and ":" in os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    host = "::" if everywhere else host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    both = everywhere and socket.has_dualstack_ipv6()
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     listener.setblocking(False)
     return listener
 

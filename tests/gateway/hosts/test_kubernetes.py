@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import cast
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -30,7 +33,7 @@ from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import Object, event, found_mesh, job
 from tests.clusters.kubernetes.objects import pod as pod_object
 from tests.gateway.unsupervised import Unsupervised
-from tests.ports import free_port
+from tests.ports import free_port, has_ipv6
 from tests.waiting import wait_for
 
 
@@ -284,14 +287,17 @@ async def test_a_further_server_reports_the_hosts_that_were_lost_and_replaced_me
     assert (mesh, rank, cast("Host", host).name) == ("workers", 1, "trainer-workers-1")
 
 
-@pytest.fixture
-def pod() -> Iterator[Host]:
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def pod(request: pytest.FixtureRequest) -> Iterator[Host]:
     """The processes of a pod, on this machine."""
-    address = f"tcp://127.0.0.1:{free_port(VERSIONS_PORT_OFFSET)}"
-    command = [sys.executable, "-c", WORKER_BOOTSTRAP, address]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    ip, port = request.param, free_port(VERSIONS_PORT_OFFSET)
+    if ip == "::1" and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    command = [sys.executable, "-c", WORKER_BOOTSTRAP, f"tcp://{ip}:{port}@tcp://0.0.0.0:{port}"]
+    environment = {**os.environ, "POD_IP": ip}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        yield Host(name="workers-0", address=address)
+        yield Host(name="workers-0", address=f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -322,6 +328,16 @@ def test_a_pod_reports_its_versions(pod: Host) -> None:
     found = wait_for(reported, "the versions of a pod")
     assert found is not None
     assert (found.python, found.monarch) == (platform.python_version(), monarch_version())
+
+
+def test_a_worker_listens_at_the_address_of_its_pod(pod: Host) -> None:
+    def is_up() -> bool:
+        place = urlsplit(pod.address)
+        with contextlib.suppress(OSError), socket.create_connection((place.hostname or "", place.port or 0)):
+            return True
+        return False
+
+    wait_for(is_up, "the worker")
 
 
 def scaled(api: FakeApi, hosts: int) -> JobSpec:

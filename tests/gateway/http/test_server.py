@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.server import Server, listen
 from tests.gateway.captured_logs import capture_logs
+from tests.ports import has_ipv6
 
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -40,6 +42,25 @@ async def with_server(**options: float) -> AsyncIterator[Dial]:
             writer.close()
         serving.cancel()
         await server.close()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(("api", "reached"), [("10.96.0.1", [True, False]), ("fd00::1", [True, True])])
+def test_all_addresses_are_those_of_ipv6_too_in_a_cluster_that_uses_it(
+    monkeypatch: pytest.MonkeyPatch, api: str, reached: list[bool]
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", api)
+    with listen("0.0.0.0", 0) as listener:
+        port = listener.getsockname()[1]
+        assert [_is_open(loopback, port) for loopback in ("127.0.0.1", "::1")] == reached
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def _is_open(host: str, port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection((host, port)):
+        return True
+    return False
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])

@@ -304,8 +304,9 @@ class HostAgents:
             group.procs, "sync_agent", "HostAgentActor", worker_sources(AGENT_MODULES)
         )
         await monarch.wait_initialized(group.procs)
-        bind = "0.0.0.0" if self._remote else LOOPBACK
         advertised = [_ip_of(host.host.address) if self._remote else "" for host in hosts]
+        everywhere = "::" if any(":" in ip for ip in advertised) else "0.0.0.0"
+        bind = everywhere if self._remote else LOOPBACK
         names = [host.name for host in hosts]
         listening = await monarch.call_engine_actors(
             actors, count, "start", names, self._secret, self._owner, bind, advertised

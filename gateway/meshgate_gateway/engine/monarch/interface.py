@@ -419,6 +419,11 @@ def native_hosts(name: str, hosts: Sequence[Mapping[str, Any]], transport: str |
     return release.attach_natively(name, [Host.model_validate(host) for host in hosts], transport)
 
 
+def transport_at(host: str) -> str:
+    """The channel address at which this process listens on ``host``, a name or an IP address."""
+    return f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0"
+
+
 def connect(transport: str | None, on_fault: OnFault) -> Monarch:
     """This process's Monarch root client; see ``Monarch.__init__``. Raises UnsupportedMonarch."""
     client: Monarch = importlib.import_module(module_for(installed_version())).Client(transport, on_fault)

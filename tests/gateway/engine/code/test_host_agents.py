@@ -23,11 +23,11 @@ from meshgate_gateway.engine.code.host_agents import (
     run_until,
     worker_sources,
 )
-from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
 from meshgate_wire.messages import Host
-from tests.gateway.engine.fakes import FakeMonarch, host_mesh, start_task, turns
+from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, host_mesh, start_task, turns
 
 ROOT = "ab" * 32
 FIRST_GROUP = FIRST_NUMBER + 1
@@ -114,6 +114,10 @@ async def test_agents_listen_on_loopback_unless_the_gateway_is_remote() -> None:
         await provided.provide(host_mesh(1))
     assert local.monarch.engine_calls[0][2][3:] == ("127.0.0.1", [""])
     assert remote.monarch.engine_calls[0][2][3:] == ("0.0.0.0", ["10.0.0.0"])
+    ipv6 = Provided(("fd00::9", 700))
+    host = Host(name="workers-0", address="tcp://[fd00::1]:1")
+    await ipv6.provide(attached_hosts(FakeMesh("workers"), "workers", [host]))
+    assert ipv6.monarch.engine_calls[0][2][3:] == ("::", ["fd00::1"])
 
 
 async def test_hosts_that_are_attached_again_keep_their_agents() -> None:

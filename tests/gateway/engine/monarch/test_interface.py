@@ -19,6 +19,7 @@ from meshgate_gateway.engine.monarch.interface import (
     reports_a_stop,
     running_positions,
     silent_position,
+    transport_at,
     unreachable_addresses,
 )
 
@@ -175,3 +176,7 @@ def test_the_processes_that_run_are_read_from_a_report_that_others_do_not_answer
     assert running_positions(f"{statuses}Timeout(30.060961796s)=1..2;Running=0..1") == {0}
     assert running_positions(f"{statuses}Timeout(30.003304593s)=0..3") == set()
     assert running_positions("error spawning proc mesh: statuses: Running=0..1") == set()
+
+
+def test_an_address_of_ipv6_is_in_brackets() -> None:
+    assert [transport_at(host) for host in ("10.0.0.3", "fd00::3")] == ["tcp://10.0.0.3:0", "tcp://[fd00::3]:0"]
