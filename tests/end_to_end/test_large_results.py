@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,23 @@ def little_arrives(job: ProcessJob) -> Iterator[None]:
     before = peak(engine_of(job))
     yield
     assert peak(engine_of(job)) < before + TOO_LARGE / 2
+
+
+@contextmanager
+def reading_nothing(job: ProcessJob) -> Iterator[None]:
+    """The driver does not read from its connection."""
+    thread = job.client._connection
+    transport = thread._connection.transport  # type: ignore[union-attr]
+    thread._loop.call_soon_threadsafe(transport.pause_reading)
+    try:
+        yield
+    finally:
+        thread._loop.call_soon_threadsafe(transport.resume_reading)
+
+
+def ended_calls(job: ProcessJob, name: str) -> int:
+    meshes = [mesh for session in job.status().sessions for mesh in session.meshes if mesh.name == name]
+    return sum(mesh.calls.ended for mesh in meshes if mesh.calls is not None)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +143,27 @@ def test_arguments_too_large_for_the_engine_fail_their_call_alone(
         takers.size_of.call(b"").get(TIMEOUT)
     whats = ("a channel", "size_of")
     wait_for(lambda: all(f"a message to {what} was dropped: " in printed.err for what in whats), "both notices")
+
+
+def test_results_that_a_slow_driver_does_not_take_fail_before_they_fill_the_engine(job: ProcessJob, procs: Any) -> None:
+    giver, size, count = procs.spawn("eager", Giver).slice(hosts=0, gpus=0), 6 * MB, 40
+    assert len(giver.give.call_one(size).get(TIMEOUT)) == size
+    before = peak(engine_of(job))
+    with reading_nothing(job):
+        futures = [giver.give.call_one(size) for _ in range(count)]
+        wait_for(lambda: ended_calls(job, "eager") > count, "the engine has all results")
+    values: list[Any] = []
+    for future in futures:
+        try:
+            values.append(len(future.get(TIMEOUT)))
+        except InvalidRequestError as error:
+            values.append(str(error))
+    refusals = [value for value in values if value != size]
+    assert 1 <= len(values) - len(refusals) <= 10
+    refusal = r"the result has 6\.3 MB, .* MESHGATE_VALUE_MEMORY=33554432 .* of results wait for the driver, .*keep\(\)"
+    assert all(re.match(refusal, each) for each in refusals)
+    assert peak(engine_of(job)) < before + 3 * LIMIT
+    assert len(giver.give.call_one(size).get(TIMEOUT)) == size
 
 
 def test_a_large_message_is_pickled_once(procs: Any) -> None:

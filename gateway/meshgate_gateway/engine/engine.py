@@ -92,7 +92,8 @@ class Engine:
         self._stream_output = True
         self._metrics, self._memory = (
             EngineMetrics(counted),
-            ValueMemory(lambda mesh, rank: self._calling.awaits(mesh, rank)),  # noqa: PLW0108 - which is made later
+            # Both are made later.
+            ValueMemory(lambda mesh, rank: self._calling.awaits(mesh, rank), lambda: self.link.queued()),  # noqa: PLW0108
         )
         self.link = ClientLink(
             self._metrics,

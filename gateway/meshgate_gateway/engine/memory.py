@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,10 @@ from meshgate_gateway.engine.on_worker.large_messages import LARGE
 
 LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
 """Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
+UNCHECKED = 64 << 20
+"""Bytes that may wait for the driver before results below ``LARGE``, which do not ask, are compared with what is left,
+which takes about 0.1 ms."""
+SMALL = 64 << 10  # bytes; a smaller reply is never refused
 ARGUMENTS = 2  # measured with 200 MB: what has arrived, and Monarch's message to however many ranks
 GROUPS = Path("/sys/fs/cgroup")
 # Of each version of control groups: the limit, the use, and the parts of the use that the kernel can take back: as in
@@ -48,19 +52,24 @@ class ValueMemory:
     to the client. So it is promised its size until it has arrived, and then is part of what the process uses. Arguments
     take theirs ``ARGUMENTS`` times.
 
-    ``awaited(mesh, rank)``: whether a call may still get a reply of this process.
+    ``awaited(mesh, rank)``: whether a call may still get a reply of this process. ``unsent()``: the bytes that wait to
+    be sent to the driver, whose connection may be slow or lost.
     """
 
-    def __init__(self, awaited: Callable[[int, int], bool], limit: int = LIMIT) -> None:
-        self._awaited, self._limit = awaited, limit
+    def __init__(
+        self, awaited: Callable[[int, int], bool], unsent: Callable[[], int] = lambda: 0, limit: int = LIMIT
+    ) -> None:
+        self._awaited, self._unsent, self._limit = awaited, unsent, limit
         self.promised: list[_Promise] = []
 
     def room(self) -> int | None:
         """The bytes that another value may take; None: any number, because what is left is unknown."""
-        left = self._limit or memory_left()
-        if left is None:
+        if self._limit:
+            allowed = self._limit - self._unsent()
+        elif (left := memory_left()) is None:
             return None
-        allowed = left if self._limit else left * 3 // 4
+        else:
+            allowed = left * 3 // 4
         return max(0, allowed - sum(promise.nbytes for promise in self.promised))
 
     def ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool, kept: bool = False) -> str:
@@ -74,6 +83,18 @@ class ValueMemory:
         if reply and self._awaited(mesh, rank):
             self.promised.append(_Promise(mesh, rank, nbytes))
         return ""
+
+    def refuse_reply(self, buffers: Sequence[Sized], *, kept: bool = False) -> str:
+        """Why a reply that has arrived is not kept until the driver takes it, or empty if it is. Only what did not
+        ``ask`` counts."""
+        unsent = self._unsent()
+        if not unsent or (unsent < UNCHECKED and not self._limit):
+            return ""
+        nbytes = sum(len(each) for each in buffers if len(each) < LARGE)
+        if (room := self.room()) is None or nbytes <= room:
+            return ""
+        waiting = f"{unsent / 1e6:,.1f} MB of results wait for the driver, which takes them more slowly than they come"
+        return f"{self._explain('the result', nbytes, room)} {waiting}. {FETCH_LESS if kept else KEEP}"
 
     def refuse_arguments(self, nbytes: int, incomplete: int) -> str:
         """Why the arguments in a message of the client are not kept, or empty if there is room. Those of ``incomplete``

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 
 from meshgate_gateway.engine import memory
-from meshgate_gateway.engine.memory import ValueMemory, memory_left
+from meshgate_gateway.engine.memory import UNCHECKED, ValueMemory, memory_left
 from meshgate_gateway.engine.on_worker.large_messages import LARGE
 
 MB = 2**20
@@ -127,6 +127,45 @@ def test_arguments_need_twice_their_size_and_share_the_room() -> None:
     assert not values.refuse_arguments(22 * MB, 0)
     assert values.refuse_arguments(23 * MB, 0)
     assert not values.refuse_arguments(LARGE - 1, 64 * MB)
+
+
+def test_what_waits_for_the_driver_takes_room() -> None:
+    unsent = 0
+    values = ValueMemory(always, lambda: unsent, limit=100)
+    assert values.ask(1, 0, 90, reply=True) == ""
+    values.arrived(90)
+    unsent = 90
+    assert values.room() == 10
+    assert "room for 0.0 MB. MESHGATE_VALUE_MEMORY=100 " in values.ask(1, 0, 90, reply=True)
+    unsent = 0
+    assert values.room() == 100
+
+
+def test_a_reply_that_did_not_ask_is_refused_while_too_much_waits_for_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "memory_left", lambda: 8 * MB)
+    unsent = UNCHECKED - 1
+    values = ValueMemory(always, lambda: unsent, limit=0)
+    assert values.refuse_reply([bytes(7 * MB)]) == ""
+    unsent = UNCHECKED
+    assert values.refuse_reply([bytes(6 * MB)]) == ""
+    refusal = values.refuse_reply([bytes(6 * MB), b"1"])
+    assert refusal.startswith("the result has 6.3 MB, but the session's engine, in the gateway, has room for 6.3 MB.")
+    assert "67.1 MB of results wait for the driver, which takes them more slowly than they come" in refusal
+    assert "with endpoint.keep() in place of call(), and pass it to other calls; save it to a file" in refusal
+    assert "If one rank's value fits, fetch a slice" in values.refuse_reply([bytes(7 * MB)], kept=True)
+    assert values.refuse_reply([bytes(LARGE)]) == ""  # it has asked
+    monkeypatch.setattr(memory, "memory_left", lambda: None)
+    assert values.refuse_reply([bytes(7 * MB)]) == ""
+
+
+def test_with_a_limit_all_that_waits_counts() -> None:
+    unsent = 0
+    values = ValueMemory(always, lambda: unsent, limit=4 * MB)
+    assert values.refuse_reply([bytes(5 * MB)]) == ""  # nothing else is there
+    unsent = 1
+    assert "MESHGATE_VALUE_MEMORY" in values.refuse_reply([bytes(4 * MB)])
 
 
 def test_what_processes_were_promised_is_free_once_they_have_ended() -> None:

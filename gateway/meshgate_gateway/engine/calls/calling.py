@@ -25,7 +25,7 @@ from meshgate_gateway.engine.calls.pending_calls import (
 from meshgate_gateway.engine.engine_metrics import EngineMetrics
 from meshgate_gateway.engine.failures import RequestFailed, failure_of, invalid
 from meshgate_gateway.engine.interfaces import Send
-from meshgate_gateway.engine.memory import ValueMemory
+from meshgate_gateway.engine.memory import SMALL, ValueMemory
 from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop, silent_position
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.records import ActorMesh, Timeline
@@ -489,18 +489,24 @@ class Calling:
 
     def _respond(self, response: Response, stream: int, *, kept: bool = False) -> None:
         """``kept``: the client fetches values that stay."""
-        try:
-            self._send(response.header, response.buffers, stream=stream)
-        except MessageTooLarge as error:
-            call, rank = getattr(response.header, "call", 0), getattr(response.header, "rank", None)
-            remedy = (
-                "The values stay in the cluster: fetch a slice of the kept mesh, or pass them to other calls"
-                if kept
-                else "Leave the values in the cluster, with endpoint.keep() in place of call()"
-            )
-            message = f"the gateway cannot send the reply: {error}. {remedy}"
-            failure = Failure(kind="invalid", message=message)
-            self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)
+        header, problem = response.header, ""
+        if sum(map(len, response.buffers)) > SMALL and not isinstance(header, Failed):
+            problem = self._memory.refuse_reply(response.buffers, kept=kept)
+        if not problem:
+            try:
+                self._send(header, response.buffers, stream=stream)
+            except MessageTooLarge as error:
+                remedy = (
+                    "The values stay in the cluster: fetch a slice of the kept mesh, or pass them to other calls"
+                    if kept
+                    else "Leave the values in the cluster, with endpoint.keep() in place of call()"
+                )
+                problem = f"the gateway cannot send the reply: {error}. {remedy}"
+            else:
+                return
+        failure = Failure(kind="invalid", message=problem)
+        call, rank = getattr(header, "call", 0), getattr(header, "rank", None)
+        self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)
 
     def validate_state(self) -> None:
         """Raises AssertionError if an invariant does not hold between two callbacks of the event loop."""

@@ -14,7 +14,7 @@ from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.kept_values import Prepared
 from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed
-from meshgate_gateway.engine.memory import ValueMemory
+from meshgate_gateway.engine.memory import SMALL, ValueMemory
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments, MessageTooLarge
@@ -45,9 +45,10 @@ class Called:
     def __init__(self) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
         self.idle = 0
+        self.unsent = 0
         self.ended: list[bool] = []  # whether each ended call failed
         self.casts = 0
-        self.memory = ValueMemory(self._awaits, limit=100)
+        self.memory = ValueMemory(self._awaits, lambda: self.unsent, limit=100)
         lookup = Lookup(self.objects, self.monarch)
         self.prepared: Prepared | None = None
         self.refusal: RequestFailed | None = None
@@ -469,6 +470,22 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
     assert failed.call == 1
     assert "cannot send a message with 5000000000 bytes" in failed.failure.message
     assert "with endpoint.keep() in place of call()" in failed.failure.message
+
+
+async def test_a_reply_that_the_engine_has_no_memory_for_fails_the_call() -> None:
+    called = Called()
+    called.unsent = 90
+    called.call()
+    called.reply(0, bytes(SMALL))
+    called.reply(1, b"1")
+    await until(lambda: called.sent.messages)
+    (failed,) = called.sent.of(Failed)
+    assert failed.call == 1
+    assert "has room for 0.0 MB. MESHGATE_VALUE_MEMORY=100 " in failed.failure.message
+    called.call(2)
+    called.reply(0, b"1")
+    called.reply(1, b"1")
+    await until(lambda: called.sent.of(Values))
 
 
 async def test_the_error_of_kept_values_too_large_for_a_message_does_not_advise_keep() -> None:
