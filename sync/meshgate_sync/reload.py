@@ -14,6 +14,7 @@ Imports nothing but the standard library.
 from __future__ import annotations
 
 import ast
+import contextlib
 import filecmp
 import functools
 import gc
@@ -276,7 +277,8 @@ class ReloadPlan:
         for name, file in self.new.items():
             package, _, last = name.rpartition(".")
             if package in self.vanished and file.endswith(EXTENSIONS):
-                setattr(importlib.import_module(package), last, sys.modules[name])
+                with contextlib.suppress(ModuleNotFoundError):  # no import path leads to the package any more
+                    setattr(importlib.import_module(package), last, sys.modules[name])
 
     def _gone_names(self, name: str) -> set[str]:
         """The names that the module's old file binds and its new file does not."""

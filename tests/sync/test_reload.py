@@ -261,19 +261,32 @@ def test_a_namespace_package_of_two_directories_of_a_version_is_gone_with_both(p
     assert project.names(project.execute().vanished) == (["p.m"] if kept else ["p", "p.m", "p.n"])
 
 
-def test_a_package_that_becomes_a_namespace_package_keeps_its_compiled_parts(project: Project) -> None:
-    project.write(project.before, p____init____="")
+def package_with_compiled_part(project: Project, directory: str = "") -> tuple[ModuleType, ModuleType]:
+    """A package with an ``__init__.py`` in the first snapshot alone, and its compiled module, which is in both."""
+    project.write(project.before / directory, p____init____="")
     package = project.load("p")
     for version in (project.before, project.after):
-        file = version / f"{project.prefix}p" / f"compiled{EXTENSIONS[0]}"
-        file.parent.mkdir(exist_ok=True)
+        file = version / directory / f"{project.prefix}p" / f"compiled{EXTENSIONS[0]}"
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"")
     compiled = sys.modules[f"{project.prefix}p.compiled"] = ModuleType(f"{project.prefix}p.compiled")
-    compiled.__file__ = str(project.before / f"{project.prefix}p" / f"compiled{EXTENSIONS[0]}")
+    compiled.__file__ = str(project.before / directory / f"{project.prefix}p" / f"compiled{EXTENSIONS[0]}")
     package.compiled = compiled
+    return package, compiled
+
+
+def test_a_package_that_becomes_a_namespace_package_keeps_its_compiled_parts(project: Project) -> None:
+    package, compiled = package_with_compiled_part(project)
     assert project.execute() == Reloaded((), (), ())
     assert project.load("p").compiled is project.load("p.compiled") is compiled
     assert project.load("p") is not package
+
+
+def test_a_package_to_which_no_import_path_leads_any_more_vanishes(project: Project) -> None:
+    sys.path.insert(0, str(project.before / "lib"))
+    package_with_compiled_part(project, "lib")
+    sys.path.remove(str(project.before / "lib"))
+    assert project.execute() == Reloaded((), (f"{project.prefix}p",), ())
 
 
 class LazyPackage:
