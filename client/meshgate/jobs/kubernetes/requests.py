@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,16 +187,17 @@ class JobRequest(BaseModel):
             raise ValueError(validation_text("KubernetesJob", error)) from None
 
     def same_as(self, other: JobRequest) -> bool:
-        """Whether ``other`` describes the same pods in the same namespace, with the same name and the same gateway if
-        both have one, and names no other kubeconfig."""
-        compared = set(JobRequest.model_fields) - {"name", "timeout", "gateway_url", "kubeconfig", "context", "server"}
-        default = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-        return (
-            all(getattr(self, field) == getattr(other, field) for field in compared)
-            and (self.name is None or other.name is None or self.name == other.name)
-            and (None in (self.gateway_url, other.gateway_url) or self.gateway_url == other.gateway_url)
-            and other.kubeconfig in (None, self.kubeconfig or default)
+        """Whether both describe the same pods in the same namespace, with the same name if both have one."""
+        own, others = (
+            each.model_copy(
+                update={
+                    **dict.fromkeys(("name", "timeout", "gateway_url", "kubeconfig")),
+                    **dict.fromkeys(("context", "server"), ""),
+                }
+            )
+            for each in (self, other)
         )
+        return own == others and (self.name is None or other.name is None or self.name == other.name)
 
 
 def mesh_from_compute(name: str, compute: Compute, replicas: int = 0, **options: Any) -> MeshRequest:
