@@ -108,14 +108,11 @@ function showChosen() {
   const happened = events.filter((each) => cell.host && each.object.endsWith(`/${cell.host}`)).slice(-2);
   const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ") + (cell.report && cell.report !== cell.reason ? ` · ${cell.report}` : "");
   if (byId("detail-text").textContent !== text) byId("detail-text").textContent = text;
-  byId("show-output").hidden = false;
+  byId("show-output").hidden = !cell.session;  // a line that several hosts have printed names none of them
   byId("show-stack").hidden = !cell.session || ["lost", "stopped"].includes(cell.state);
 }
 
-byId("show-output").addEventListener("click", () => {
-  const { session, host, rank } = chosen.cell;  // lines have the ranks of processes, not those of hosts
-  if (session) showOutput("rank", rank); else showOutput("search", `[${host} `);
-});
+byId("show-output").addEventListener("click", () => showOutput("rank", chosen.cell.rank));
 byId("show-stack").addEventListener("click", () => {
   const { session, host, mesh, rank } = chosen.cell;
   asked = `${mesh}, rank ${rank}:`;

@@ -66,12 +66,14 @@ def pods_by_rank(mesh: MeshSpec, pods: Iterable[Object], known: Known = _NONE) -
 
 
 def _ranks_by_name(pods: Sequence[Object], known: Known) -> dict[str, int | None]:
-    """The rank of each pod by its name. ``known`` hosts keep theirs, and the others take those that are free."""
+    """The rank of each pod by its name. ``known`` hosts keep theirs, and the others take those that are free: first the
+    ready ones, because a mesh may have fewer hosts than there are pods."""
     kept = {host.uid: rank for rank, host in known.items() if host is not None}
     ranks = {pod["metadata"]["name"]: kept.get(pod["metadata"]["uid"]) for pod in pods}
     taken = set(ranks.values())
     free = (rank for rank in itertools.count() if rank not in taken)
-    return {name: next(free) if ranks[name] is None else ranks[name] for name in sorted(ranks)}
+    others = sorted((not is_ready(pod), name) for pod in pods if ranks[name := pod["metadata"]["name"]] is None)
+    return ranks | {name: next(free) for _, name in others}
 
 
 def ready_hosts(mesh: MeshSpec, pods: Iterable[Object], known: Known = _NONE) -> list[WorkerHost] | None:

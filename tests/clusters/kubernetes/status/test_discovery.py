@@ -142,6 +142,13 @@ def test_pods_without_ranks_keep_the_rank_that_they_have() -> None:
     assert [host.rank for host in present_hosts(found_mesh(3), [third, first], known)] == [0, 2]
 
 
+def test_a_ready_pod_takes_a_free_rank_before_one_that_starts() -> None:
+    first, second = (pod(f"deployment-{name}", owner="ReplicaSet") for name in ("b2", "d4"))
+    known = dict(enumerate(present_hosts(found_mesh(), [first, second])))
+    starting, spare = pod("deployment-a1", owner="ReplicaSet", ready=False), pod("deployment-e5", owner="ReplicaSet")
+    assert names(ready_hosts(found_mesh(), [starting, second, spare], known)) == ["deployment-e5", "deployment-d4"]
+
+
 def status(name: str, identity: str, **state: Any) -> Object:
     return {"name": name, "containerID": identity, "state": state or {"running": {}}}
 
