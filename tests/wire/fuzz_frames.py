@@ -35,7 +35,7 @@ LIMITS = Limits(
     chunk=8 * KIB,
 )
 # Over all streams: incomplete messages, and unconsumed messages of MANUAL streams.
-MAX_HELD = LIMITS.max_partial_bytes + len(MANUAL) * (LIMITS.window + LIMITS.max_message)
+MAX_HELD = LIMITS.max_partial_bytes + len(MANUAL) * (LIMITS.window + 2 * LIMITS.max_message)
 MAX_REDIALS = 5
 INTERESTING = (0, 1, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 

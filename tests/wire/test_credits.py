@@ -72,6 +72,43 @@ def test_a_message_larger_than_the_window_closes_it_until_it_is_released() -> No
     credits.validate_state()
 
 
+def test_a_message_that_has_begun_can_be_finished_whatever_is_held() -> None:
+    credits = windows()
+    credits.take(1, 900)
+    credits.hold(1, 900)
+    assert credits.take(1, 50) == 900
+    credits.expect(1, 50)
+    assert not credits.due  # the peer has credit for it
+    credits.take(1, 40)
+    credits.expect(1, 200)
+    credits.validate_state()
+    assert credits.grants(10) == [(1, 190)]
+    credits.take(1, 200)
+    credits.hold(1, 290)
+    credits.validate_state()
+    assert not credits.due  # and for nothing else
+    credits.release(1, 1190)
+    assert credits.grants(10) == [(1, 1000)]
+
+
+def test_a_large_message_is_finished_with_half_a_window_at_a_time() -> None:
+    credits = windows()
+    credits.take(1, 1000)
+    credits.hold(1, 500)
+    assert credits.grants(10) == [(1, 500)]
+    credits.hold(1, 5000)
+    credits.take(1, 250)
+    credits.expect(1, 3000)
+    assert not credits.due
+    credits.take(1, 1)
+    credits.expect(1, 2999)
+    credits.take(1, 9)
+    credits.expect(1, 2990)
+    credits.validate_state()
+    assert credits.grants(10) == [(1, 260)]
+    credits.validate_state()
+
+
 def test_a_small_release_causes_no_grant() -> None:
     credits = windows()
     credits.take(1, 300)

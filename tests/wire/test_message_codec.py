@@ -190,6 +190,15 @@ def test_lengths_and_header_may_come_in_chunks_too(cut: int) -> None:
     assert [buffer.join() for buffer in whole.buffers] == [b"x"] * 1023
 
 
+def test_what_is_missing_of_a_message_is_known_once_its_lengths_have_arrived() -> None:
+    data = b"".join(encode_message(Done(call=1), [b"x" * 9] * 200, Limits()).pieces)
+    assembly = Assembly(LIMITS)
+    assembly.receive(FIRST, 1, data, 0, 1024)
+    assert assembly.missing(1) == 0
+    assembly.receive(0, 1, data, 1024, 2048)
+    assert assembly.missing(1) == len(data) - 2048
+
+
 def test_a_message_that_is_refused_keeps_its_header_and_no_memory() -> None:
     asked: list[tuple[int, int]] = []
 

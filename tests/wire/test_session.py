@@ -541,13 +541,44 @@ def test_consuming_messages_resumes_a_stream() -> None:
 def test_a_slow_reader_receives_messages_larger_than_the_window() -> None:
     channel = connected(client(), gateway(window=256 * KIB))
     channel.gateway.session.manual(7)
-    send_done(channel.client.session, 1, 2 * MIB, stream=7)
-    send_done(channel.client.session, 2, 2 * MIB, stream=7)
+    for number in range(4):
+        send_done(channel.client.session, number, 2 * MIB, stream=7)
     channel.settle()
-    assert numbers(channel.gateway.events) == [1]
-    channel.gateway.session.consume(channel.gateway.received[0])
+    assert numbers(channel.gateway.events) == [0, 1]  # the second began with the credit left behind the first
+    for message in channel.gateway.received:
+        channel.gateway.session.consume(message)
     channel.settle()
-    assert numbers(channel.gateway.events) == [1, 2]
+    assert numbers(channel.gateway.events) == [0, 1, 2, 3]
+
+
+def test_unread_streams_let_others_send_large_messages() -> None:
+    unread = range(100, 164)
+    channel = connected(client(manual=unread.__contains__), gateway())
+    for stream in unread:
+        for number in range(10):
+            send_done(channel.gateway.session, number, MIB, stream=stream)
+    channel.settle()
+    send_done(channel.gateway.session, 1000, MIB, stream=5)
+    channel.settle()
+    assert numbers(channel.client.events)[-1] == 1000
+    assert channel.client.session.statistics().unfinished_bytes == 0
+    for stream in unread:
+        assert sum(message.nbytes for message in channel.client.received if message.stream == stream) < 9 * MIB
+
+
+def test_a_message_larger_than_the_window_is_finished_although_one_is_held() -> None:
+    channel = connected(client(), gateway(window=256 * KIB, manual={7}.__contains__))
+    for number, size in enumerate((150 * KIB, 2 * MIB, 2 * MIB, 100 * KIB)):
+        send_done(channel.client.session, number, size, stream=7)
+    channel.settle()
+    assert numbers(channel.gateway.events) == [0, 1, 2]
+    for message in channel.gateway.received:
+        channel.gateway.session.consume(message)
+    channel.settle()
+    assert numbers(channel.gateway.events) == [0, 1, 2, 3]
+    channel.gateway.session.consume(channel.gateway.received[3])
+    channel.settle()
+    assert channel.client.session.statistics().streams_sending == 0
 
 
 def test_a_stream_can_be_made_automatic_again() -> None:

@@ -1,9 +1,11 @@
 """The receiving side of flow control: how much the peer may send on each stream, and when it may send more.
 
 The peer may have ``window`` bytes in flight per stream. Bytes are granted again when they arrive, except those of
-complete messages on a manual stream that the application has not consumed. A slow reader thus holds at most one window
-and one incomplete message. Grants are collected until they amount to a quarter of the window. A stream whose window is
-fully open takes no memory.
+complete messages on a manual stream that the application has not consumed. A message that has begun may always be
+finished, whatever is held: it takes one of the incomplete messages that a side accepts over all streams, so unread
+streams would otherwise stop the others. A slow reader thus holds at most one window and two messages: one that exceeds
+the window, and one that began with the credit left behind it. Grants are collected until they amount to a quarter of
+the window. A stream whose window is fully open takes no memory.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ GRANTS_PER_FRAME = 1024
 
 
 class _Window:
-    __slots__ = ("allowance", "held")
+    __slots__ = ("allowance", "held", "missing")
 
     def __init__(self, allowance: int) -> None:
         self.allowance = allowance  # bytes that the peer may send
         self.held = 0  # bytes of complete messages that are not consumed
+        self.missing = 0  # of a message that cannot be finished before the next grant
 
 
 class ReceiveWindows:
@@ -39,8 +42,11 @@ class ReceiveWindows:
     def held(self) -> int:
         return sum(window.held for window in self._windows.values())
 
-    def take(self, stream: int, nbytes: int) -> None:
-        """``nbytes`` of ``stream`` have arrived. Raises ``ProtocolError`` if they exceed the peer's credit."""
+    def take(self, stream: int, nbytes: int) -> int:
+        """``nbytes`` of ``stream`` have arrived. Returns the bytes of the stream that are held.
+
+        Raises ``ProtocolError`` if the bytes exceed the peer's credit.
+        """
         window = self._windows.get(stream)
         if window is None:
             window = self._track(stream)
@@ -50,6 +56,14 @@ class ReceiveWindows:
             )
         window.allowance -= nbytes
         if self.window - window.held - window.allowance >= self._threshold:
+            self.due[stream] = None
+        return window.held
+
+    def expect(self, stream: int, nbytes: int) -> None:
+        """``nbytes`` are missing of the message that is arriving."""
+        window = self._windows[stream]
+        if window.allowance < min(nbytes, self._threshold):  # the peer may be waiting: see Outbox._schedule
+            window.missing = nbytes
             self.due[stream] = None
 
     def hold(self, stream: int, nbytes: int) -> None:
@@ -73,8 +87,11 @@ class ReceiveWindows:
             stream = next(iter(self.due))
             del self.due[stream]
             window = self._windows[stream]
-            amount = self.window - window.held - window.allowance
-            window.allowance += amount
+            # Exactly what is missing, so that the peer cannot begin another message with it. Half a window at a time:
+            # a fully open one is forgotten.
+            most = max(self.window - window.held, min(window.missing, 2 * self._threshold))
+            amount = most - window.allowance
+            window.allowance, window.missing = most, 0
             grants.append((stream, amount))
             if window.allowance == self.window:
                 del self._windows[stream]
@@ -95,7 +112,9 @@ class ReceiveWindows:
         for stream, window in self._windows.items():
             assert 0 <= window.allowance <= self.window
             assert window.held >= 0
+            assert not window.missing or (stream in self.due and window.allowance < window.missing)
             assert (window.allowance, window.held) != (self.window, 0) or stream in self.due
             if self.window - window.held - window.allowance >= self._threshold:
                 assert stream in self.due
-        assert all(self._windows[s].held + self._windows[s].allowance < self.window for s in self.due)
+        for window in map(self._windows.__getitem__, self.due):
+            assert window.missing or window.held + window.allowance < self.window

@@ -293,6 +293,11 @@ class Assembly:
         """The received bytes of incomplete messages."""
         return sum(partial.received for partial in self._partials.values())
 
+    def missing(self, stream: int) -> int:
+        """What has not arrived of a stream's incomplete message; 0 until its lengths have arrived."""
+        partial = self._partials[stream]
+        return max(0, partial.announced - partial.received)
+
     def receive(self, flags: int, stream: int, data: bytes, start: int, end: int) -> AssembledMessage | None:
         """Adds the payload ``data[start:end]`` of a frame. Returns the message that it completes, if any."""
         partial = self._partials.get(stream) if self._partials else None

@@ -235,7 +235,8 @@ class Outbox:
                 stream.state = _StreamState.SMALL
                 self._small.append(stream)
         elif stream.credit < min(head.remaining, self._chunk, self._window // 4):
-            # Waits for a larger frame. The receiver withholds less than a quarter of the window, so this ends.
+            # Waits for a larger frame. This ends if the message has begun, and its slot is free again: the receiver
+            # then grants what is missing, whatever its application holds (ReceiveWindows.expect).
             stream.state = _StreamState.CREDIT
         elif head.started or self._reserve_slot(head):
             stream.state = _StreamState.LARGE

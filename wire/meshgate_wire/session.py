@@ -14,8 +14,8 @@ Promises:
   with an error that says why. Messages of a stream keep their order; streams do not wait for each other.
 - Large buffers are not copied and must not change until the peer has acknowledged them. ``send`` copies messages of up
   to ``Limits.small_message`` bytes, and the pieces below 4 KiB of larger messages.
-- Per stream, a peer can make this side hold at most a window of unconsumed messages and one incomplete message. The
-  total of incomplete messages is bounded by ``Limits.max_partial_bytes``.
+- Per stream, a peer can make this side hold at most a window and two messages that are not consumed, and one incomplete
+  message. The total of incomplete messages is bounded by ``Limits.max_partial_bytes``.
 - Whatever the peer sends, ``receive_data`` returns or raises a ``WireError``. After an error, the connection cannot be
   used. If the error is ``resumable`` (a truncated or misplaced frame), a new connection continues the session, and its
   first events include the messages received before the error. If not (an invalid message, which would be replayed),
@@ -366,9 +366,11 @@ class Session:
             raise ProtocolError(f"the peer sent an empty frame on stream {stream}")
         if flags > FIRST | LAST:
             raise ProtocolError(f"the peer sent a frame of unknown type {flags} on stream {stream}")
-        self._windows.take(stream, end - start)
+        held = self._windows.take(stream, end - start)
         message = self._assembly.receive(flags, stream, data, start, end)
         if message is None:
+            if held:
+                self._windows.expect(stream, self._assembly.missing(stream))
             return
         event = MessageReceived(message.header, message.buffers, stream, message.nbytes, refused=message.refused)
         if stream in self._manual_set or (self._manual is not None and self._manual(stream)):
