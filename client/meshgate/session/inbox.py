@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -63,6 +64,13 @@ class Inbox:
         self._returned: deque[Numbered] = deque()  # to go back to their places in front of _messages
         self._waiting: deque[_Place] = deque()
         self._make_error: Callable[[], MeshgateError] | None = None
+        self._dropped: weakref.finalize[..., Inbox] | None = None
+
+    def consume_when_dropped(self) -> None:
+        """Once nothing refers to the inbox, returns the credit of the messages that are left in it."""
+        # Not __del__, during which the connection thread could still find the inbox, and put a message into it.
+        self._dropped = weakref.finalize(self, _consume_all, self._messages, self._returned, self._consume)
+        self._dropped.atexit = False
 
     def recv(self, read: Callable[[MessageReceived], R]) -> Receive[R]:
         """A future of ``read(message)`` of the next message."""
@@ -98,6 +106,9 @@ class Inbox:
         """Assigns messages to the futures that have waited longest."""
         if self._make_error is not None:
             return  # each receive takes for itself
+        if self._dropped is not None and not self._dropped.alive:  # a future of the same garbage has given back
+            _consume_all(self._messages, self._returned, self._consume)
+            return
         self._put_back()
         while self._messages and (place := self._longest_waiting()) is not None:
             assigned = place.is_waiting() and _move(self._messages.popleft, place.future._assigned)
@@ -170,6 +181,14 @@ class Inbox:
         self._delivered(message, future)
         future.settle(lambda: read(message))
         self._consume(message)
+
+
+def _consume_all(
+    messages: deque[Numbered], returned: deque[Numbered], consume: Callable[[MessageReceived], object]
+) -> None:
+    for left in (messages, returned):
+        while left:
+            consume(left.popleft()[1])
 
 
 def _number(numbered: Numbered) -> int:

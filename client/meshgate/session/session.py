@@ -255,6 +255,8 @@ class ClientSession:
             self.post(header, stream=stream_of(number))
         if name:  # last: if Ctrl-C has interrupted the post, the name is not taken
             self._kept_inboxes[name] = inbox
+        else:
+            inbox.consume_when_dropped()
         return inbox
 
     # --- objects

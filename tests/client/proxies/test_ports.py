@@ -167,6 +167,18 @@ def test_messages_that_arrived_before_the_end_can_still_be_received(
     assert receiver.recv().get(timeout=20) == 2
 
 
+def test_a_dropped_channel_gives_up_the_credit_of_its_unread_messages(gateway: ScriptedGateway, client: Client) -> None:
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    wire = client._connection._session
+    port, receiver = Channel.open()
+    stream = stream_of(port._remote.number)
+    for _ in range(2):
+        deliver(gateway, port, bytes(3_000_000))
+    wait_for(lambda: wire._windows.held > 6_000_000, "both messages")
+    del port, receiver
+    wait_for(lambda: not wire._windows.held and stream not in wire._manual_set, "the credit")
+
+
 def test_the_laptop_cannot_send_exceptions(client: Client) -> None:
     port, _ = Channel.open()
     with pytest.raises(InvalidRequestError, match="send it as a value"):

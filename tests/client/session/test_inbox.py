@@ -180,6 +180,34 @@ def test_a_wait_keeps_the_inbox_although_nothing_else_refers_to_it() -> None:
     assert (waited_for, len(inboxes)) == (set(), 0)
 
 
+def test_a_dropped_inbox_returns_the_credit_of_unread_messages(consumed: list[MessageReceived]) -> None:
+    inbox = Inbox(consumed.append)
+    inbox.consume_when_dropped()
+    messages = [message(number) for number in range(3)]
+    for each in messages:
+        inbox.put(each)
+    taken = inbox.recv(rank)
+    assert taken.done()
+    assert consumed == messages[:1]
+    del taken  # unread, so its message goes back
+    del inbox
+    assert {id(each) for each in consumed} == {id(each) for each in messages}
+
+
+def test_a_future_in_the_same_garbage_as_its_inbox_returns_its_credit_too(consumed: list[MessageReceived]) -> None:
+    later: list[Callable[[], object]] = []
+    inbox = Inbox(consumed.append, call_soon=later.append)
+    inbox.consume_when_dropped()
+    inbox.put(first := message(1))
+    future = inbox.recv(rank)
+    future._assigned.append(inbox._messages.popleft())
+    inbox.__dict__["cycle"] = future
+    del inbox, future
+    gc.collect()
+    later.pop()()
+    assert consumed == [first]
+
+
 def test_a_future_keeps_its_inbox() -> None:
     future = Inbox(lambda message: None).recv(rank)
     gc.collect()

@@ -268,6 +268,7 @@ class ConnectionThread:
                 number, named_on, at_once = self._released.popleft()
             except IndexError:  # another thread has taken them
                 return
+            self._session.automatic(stream_of(number))  # nothing takes the messages of a channel that is released
             streams = {stream_of(number), *named_on}
             header = Release(objects=(number,), parts=len(streams), at_once=at_once)
             yield from ((header, stream) for stream in streams)
