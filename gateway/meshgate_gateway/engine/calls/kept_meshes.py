@@ -58,14 +58,14 @@ class KeptMeshes:
         failed = None
         if response is not None and isinstance(response.header, Failed):
             failed = response.header.failure, response.buffers
-            if kept.servers is not None:
-                self._drop(kept, late=True)
         else:
             sizes = [_size(data) for data in (response.buffers if response is not None else ())]
             kept.sizes = tuple(size or 0 for size in sizes)
             if None in sizes:
                 message = f"{kept.label} kept nothing: the reply was sent from another process than that of the call"
                 failed = Failure(kind="invalid", message=message), ()
+        if failed is not None and kept.servers is not None:  # what other ranks have kept, or will
+            self._drop(kept, late=True)
         kept.done.set_result(failed)
         self._drop_unused(kept)
 

@@ -106,6 +106,9 @@ async def test_a_reply_without_a_description_kept_nothing() -> None:
     prepared.ended(Response(Values(call=1), (DESCRIPTION, pickle.dumps(4))), None)
     with pytest.raises(RequestFailed, match="kept nothing"):
         await keeping.use()
+    await until(keeping.drops)
+    assert keeping.drops() == [([KEPT], True)]  # what the other rank has kept
+    assert keeping.kept.meshes.kept_bytes() == {}
     assert _size(b"\x80\x04cos\nsystem\n.") is None  # nothing that a process sends is imported here
 
 
