@@ -4,7 +4,7 @@
 
     KubernetesError
     ├── NoCluster            no usable kubeconfig, and this process does not run in a pod
-    ├── OtherCluster         the context leads to another API server than it did, or is gone
+    ├── OtherCluster         neither the context nor the current one leads to the API server it did
     ├── Unreachable          the API server does not respond
     ├── NotKubernetes        the server that responds is another
     ├── UntrustedCertificate  the API server's certificate does not verify

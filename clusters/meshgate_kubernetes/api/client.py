@@ -237,7 +237,7 @@ class Api:
     @classmethod
     def from_kubeconfig(cls, path: str | Path | None = None, context: str = "", server: str = "") -> Api:
         """Uses ``path``, ``$KUBECONFIG`` or ``~/.kube/config``, as kubectl does, and ``context`` instead of the current
-        one. Raises NoCluster, and OtherCluster if the context is gone or its address is not ``server``."""
+        one. Raises NoCluster, and OtherCluster if neither it nor the current one has the address ``server``."""
         return cls(*_credentials().from_kubeconfig(path, context, server))
 
     @classmethod

@@ -14,6 +14,7 @@ import kubernetes.client
 import kubernetes.config
 import urllib3
 import yaml
+from kubernetes.config.kube_config import KubeConfigMerger
 
 from meshgate_kubernetes.errors import NoCluster, OtherCluster, Unauthenticated
 
@@ -42,8 +43,9 @@ def connect(load: Load, source: str) -> tuple[Any, urllib3.PoolManager, str, str
 def from_kubeconfig(path: str | Path | None, context: str = "", server: str = "") -> tuple[Load, str]:
     """``path``, ``$KUBECONFIG`` or ``~/.kube/config``, as kubectl does, and what to call it in errors.
 
-    ``context``: instead of the current one; ``server``: the address that it must have. Later loads stay with the
-    cluster of the first one, whichever context is the current one by then. They raise OtherCluster if they cannot.
+    ``context``: instead of the current one; ``server``: the address that it must have. If it is gone, or has another
+    one, the current context is used if that has this address: the context may have been renamed. Otherwise OtherCluster
+    is raised. Later loads stay with the context and the address of the first one by the same rule.
     """
     # The package reads the variable only on import, but a program may set it later.
     chosen = str(path) if path is not None else os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -52,28 +54,44 @@ def from_kubeconfig(path: str | Path | None, context: str = "", server: str = ""
         nonlocal context, server
         if not any(Path(each).expanduser().exists() for each in filter(None, chosen.split(os.pathsep))):
             raise FileNotFoundError("no such file")
-        contexts, current = kubernetes.config.list_kube_config_contexts(chosen)  # type: ignore[no-untyped-call]
-        name = context or current["name"]
-        found = [each["context"] for each in contexts if each["name"] == name]
-        if server and not found:
-            now = f"is gone; the current context is {current['name']!r}, of cluster {current['context']['cluster']!r}"
-            raise _other_cluster(name, chosen, server, now)
+        contexts, servers, current = _read_contexts(chosen)
+        name = context or current
+        if server and servers.get(name) != server:
+            if servers.get(current) != server:
+                raise _other_cluster(name, chosen, server, servers, current)
+            name = current
         with _plugin_errors() as errors:
-            kubernetes.config.load_kube_config(chosen, name, configuration)  # type: ignore[no-untyped-call]
-        if server not in ("", configuration.host):
-            raise _other_cluster(name, chosen, server, f"is the cluster at {configuration.host} now")
+            kubernetes.config.load_kube_config(chosen, name or None, configuration)  # type: ignore[no-untyped-call]
         context, server = name, str(configuration.host)
         if errors and not configuration.api_key and not configuration.cert_file:
             raise Unauthenticated(
                 f"the credential plugin of the kubeconfig {chosen} (users[].user.exec) failed: {errors[0]}. "
                 "Log in again; `kubectl get pods` runs the same plugin"
             )
-        return name, str(found[0].get("namespace") or "")
+        return name, str(contexts[name].get("namespace") or "")
 
     return load, f"the kubeconfig {chosen}"
 
 
-def _other_cluster(context: str, path: str, server: str, now: str) -> OtherCluster:
+def _read_contexts(path: str) -> tuple[dict[str, dict[str, Any]], dict[str, str], str]:
+    """The contexts and the addresses of their API servers, by name, and the name of the current context. The package
+    lists them only if the current one exists, which nothing needs that names another."""
+    config = KubeConfigMerger(path).config.value  # type: ignore[no-untyped-call]
+    contexts = {each.value["name"]: each.value.get("context") or {} for each in config["contexts"]}
+    clusters = {each.value["name"]: each.value.get("cluster") or {} for each in config["clusters"]}
+    servers = {
+        name: str(clusters.get(context.get("cluster"), {}).get("server") or "").rstrip("/")  # as the package does
+        for name, context in contexts.items()
+    }
+    return contexts, servers, config.get("current-context") or ""
+
+
+def _other_cluster(context: str, path: str, server: str, servers: dict[str, str], current: str) -> OtherCluster:
+    now = f"is the cluster at {servers[context]} now" if servers.get(context) else "is gone"
+    if current not in servers:
+        now += "; there is no current context"
+    elif current != context:
+        now += f"; the current context is {current!r}, of the cluster at {servers[current]}"
     return OtherCluster(
         f"context {context!r} of the kubeconfig {path} was the cluster at {server}, and {now}. Restore the context, or "
         "set KUBECONFIG to a file that has it"

@@ -175,6 +175,40 @@ def test_a_renewed_token_is_of_the_same_cluster_although_the_user_has_switched_t
     assert Api.from_kubeconfig(login.path).context == "other"
 
 
+def renamed(text: str) -> str:
+    """As ``kubectl config rename-context c d``."""
+    return text.replace("contexts: [{name: c", "contexts: [{name: d").replace(
+        "current-context: c", "current-context: d"
+    )
+
+
+@pytest.mark.parametrize("current", ["gone", "''", "null"])
+def test_a_context_is_used_and_renewed_although_the_current_one_is_gone(login: Login, current: str) -> None:
+    login.give("first", None)
+    login.accepted = "first"
+    api = Api.from_kubeconfig(login.path)
+    login.path.write_text(login.path.read_text().replace("current-context: c", f"current-context: {current}"))
+    assert Api.from_kubeconfig(login.path, "c", api.host).context == "c"
+    login.give("second", None)
+    login.accepted = "second"
+    api.get("Pod", "a", "team")
+    login.path.write_text(login.path.read_text().replace(api.host, "http://127.0.0.1:2"))
+    with pytest.raises(OtherCluster, match=r"is the cluster at .*:2 now; there is no current context. Restore"):
+        Api.from_kubeconfig(login.path, "c", api.host)
+
+
+def test_a_context_that_was_renamed_is_used_and_renewed_while_it_is_the_current_one(login: Login) -> None:
+    login.give("first", None)
+    login.accepted = "first"
+    api = Api.from_kubeconfig(login.path)
+    login.path.write_text(renamed(login.path.read_text()))
+    assert Api.from_kubeconfig(login.path, "c", api.host).context == "d"
+    login.give("second", None)
+    login.accepted = "second"
+    api.get("Pod", "a", "team")
+    assert api.context == "d"
+
+
 def test_a_context_that_is_gone_or_leads_elsewhere_is_an_error_that_names_both_clusters(login: Login) -> None:
     login.give("first", None)
     login.accepted = "first"
@@ -185,10 +219,8 @@ def test_a_context_that_is_gone_or_leads_elsewhere_is_an_error_that_names_both_c
     moved = f"context 'c' of the kubeconfig {login.path} was the cluster at {api.host}, and is the cluster at .*:2 now"
     with pytest.raises(OtherCluster, match=moved):
         api.get("Pod", "a", "team")
-    login.path.write_text(
-        text.replace("name: c", "name: d").replace("cluster: c", "cluster: d").replace("t: c", "t: d")
-    )
-    gone = f"at {api.host}, and is gone; the current context is 'd', of cluster 'd'. Restore the context, or set KUBECO"
+    login.path.write_text(renamed(text).replace(api.host, "http://127.0.0.1:2"))
+    gone = rf"at {api.host}, and is gone; the current context is 'd', of the cluster at .*:2\. Restore the context, or"
     for load in (lambda: api.get("Pod", "a", "team"), lambda: Api.from_kubeconfig(login.path, "c", api.host)):
         with pytest.raises(OtherCluster, match=gone):
             load()
