@@ -144,7 +144,8 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         with choose_display(f"{job.namespace}/{job.name}") as display:
             last = self._scale(request, display)
             if isinstance(last, RequestRejected) and _UNKNOWN_UID in last.reason:
-                self._require_same(job)
+                if self._is_replaced(job):
+                    raise JobNotRunning(f"{self._dialer}: {replaced(job.name, job.namespace)}")
                 last = self._scale(request.model_copy(update={"uid": ""}), display)
             if isinstance(last, RequestRejected):
                 raise JobError(cannot_scale(job, mesh, hosts, f"{self._dialer}: {self._why_not_scaled(last)}"))
@@ -155,11 +156,11 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         with closing(self._ask_with_retries(request, request.timeout + END_TIMEOUT)) as replies:
             return _show(replies, display)
 
-    def _require_same(self, job: RunningJob | ListedJob) -> None:
-        """Raises JobNotRunning if there is no job of the name, or another one has it: for gateways that do not compare
-        the uid themselves."""
-        if self._find_provisioned(job.name, job.namespace).uid != job.uid:
-            raise JobNotRunning(f"{self._dialer}: {replaced(job.name, job.namespace)}")
+    def _is_replaced(self, job: RunningJob | ListedJob) -> bool:
+        """Whether another job of its name is listed: for gateways that do not compare the uid themselves. A job that is
+        not listed may still be one that the caller may end: unlike FindJob, the list refuses no caller and no job, also
+        not one that another version has created or whose Secret is gone."""
+        return any(each.name == job.name and each.uid != job.uid for each in self.list_jobs(job.namespace))
 
     def _why_not_scaled(self, rejected: RequestRejected) -> str:
         if not rejected.reason.startswith(_UNKNOWN_SCALE):
@@ -177,9 +178,7 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         request = EndJob(name=job.name, namespace=job.namespace, uid=job.uid)
         rejected = self._why_not_ended(request)
         if rejected is not None and _UNKNOWN_UID in rejected.reason:
-            try:
-                self._require_same(job)
-            except JobNotRunning:
+            if self._is_replaced(job):
                 return
             rejected = self._why_not_ended(request.model_copy(update={"uid": ""}))
         if rejected is not None and not rejected.missing:

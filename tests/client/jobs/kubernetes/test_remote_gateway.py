@@ -304,6 +304,7 @@ def test_a_variable_that_the_program_sets_again_counts_for_the_next_connection(m
 
 
 LISTED = ListedJob(name="trainer", namespace="team", uid="1", meshes={"workers": 1}, created=0.0, owner="alice")
+REPLACED = LISTED.model_copy(update={"uid": "2"})  # a later job of its name
 
 
 def test_jobs_are_listed_in_parts() -> None:
@@ -362,26 +363,29 @@ def test_the_job_to_end_is_named_with_its_uid() -> None:
 
 
 def test_a_gateway_that_does_not_know_uids_is_asked_whose_the_name_is_before_the_job_is_ended() -> None:
-    same, other = JobUp(job=JOB), JobUp(job=JOB.model_copy(update={"uid": "2"}))
-    missing = RequestRejected(reason="there is no such job", missing=True)
+    of_another_version = LISTED.model_copy(update={"meshes": None})
+    neighbour = LISTED.model_copy(update={"name": "other", "uid": "2"})
     by_name = EndJob(name="trainer", namespace="team")
-    for found, then in ((same, [by_name]), (other, []), (missing, [])):
-        gateway = FakeGateway((too_old("end"),), (found,), (JobEnded(),))
+    for listed, then in ((LISTED, [by_name]), (of_another_version, [by_name]), (neighbour, [by_name]), (REPLACED, [])):
+        gateway = FakeGateway((too_old("end"),), (JobsListed(jobs=(listed,)),), (JobEnded(),))
         with running(gateway) as remote:
             remote.end(JOB)
-        assert gateway.requests[1:] == [FindJob(name="trainer", namespace="team"), *then]
-    denied = FakeGateway((too_old("end"),), (RequestRejected(reason="denied"),))
+        assert gateway.requests[1:] == [ListJobs(namespace="team"), *then]
+    unknown = FakeGateway((too_old("end"),), (RequestRejected(reason="the API server is busy"),))
+    with running(unknown) as remote, pytest.raises(JobError, match="the API server is busy"):
+        remote.end(JOB)
+    denied = FakeGateway((too_old("end"),), (JobsListed(jobs=()),), (RequestRejected(reason="denied"),))
     with running(denied) as remote, pytest.raises(JobError, match="denied"):
         remote.end(JOB)
 
 
 def test_a_gateway_that_does_not_know_uids_is_asked_whose_the_name_is_before_the_job_is_scaled() -> None:
     grown = JOB.model_copy(update={"meshes": {"workers": 4}})
-    gateway = FakeGateway((too_old("scale"),), (JobUp(job=JOB),), (JobUp(job=grown),))
+    gateway = FakeGateway((too_old("scale"),), (JobsListed(jobs=(LISTED,)),), (JobUp(job=grown),))
     with running(gateway) as remote:
         assert remote.scale(JOB, "workers", 4, 60) == grown
     assert gateway.requests[2] == ScaleJob(name=JOB.name, namespace="team", mesh="workers", hosts=4, timeout=60)
-    replaced = FakeGateway((too_old("scale"),), (JobUp(job=JOB.model_copy(update={"uid": "2"})),))
+    replaced = FakeGateway((too_old("scale"),), (JobsListed(jobs=(REPLACED,)),))
     with running(replaced) as remote, pytest.raises(JobNotRunning, match="and another job has its name now"):
         remote.scale(JOB, "workers", 4, 60)
 
