@@ -28,14 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from typing_extensions import Self
 
 from meshgate.caller import warn_caller
-from meshgate.errors import (
-    ConnectionFailedError,
-    JobCacheWarning,
-    JobError,
-    JobFileError,
-    JobNotRunning,
-    JobUnsupported,
-)
+from meshgate.errors import ConnectionFailedError, JobCacheWarning, JobFileError, JobNotRunning, JobUnsupported
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -356,11 +349,7 @@ def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
             f"cannot tell whether {name} is still running: {error}. To start another job, pass another cached_path to "
             "state(), or remove the file; whatever is still running then ends after its idle timeout"
         ) from error
-    try:
-        running = job._is_running()
-    except JobError:  # as of a cluster that the kubeconfig no longer has: _kill() below raises it again
-        running = True
-    if running:
+    if job._is_running():
         warn_caller(f"{name} has a different specification; replacing it", JobCacheWarning)
     else:
         warn_caller(f"{name} has ended; starting a new one", JobCacheWarning)

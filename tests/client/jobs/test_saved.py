@@ -285,25 +285,6 @@ def test_an_old_job_that_cannot_be_ended_does_not_stop_the_new_one(path: str, mo
 
 
 @pytest.mark.usefixtures("_fresh")
-def test_a_job_of_another_specification_that_cannot_be_looked_for_does_not_stop_the_new_one(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FakeJob(1).state(path)
-
-    def fail(self: FakeJob) -> bool:
-        raise JobError("its context is gone")
-
-    with monkeypatch.context() as patch:
-        for method in ("_is_running", "_kill"):
-            patch.setattr(FakeJob, method, fail)
-        with pytest.raises(JobError, match="its context is gone"):
-            find_cached_job(path, job_load, FakeJob(1))
-        with pytest.warns(JobCacheWarning) as warned:
-            assert find_cached_job(path, job_load, FakeJob(2)) is None
-    assert f"cannot end the FakeJob in {path}: JobError: its context is gone" in str(warned[-1].message)
-
-
-@pytest.mark.usefixtures("_fresh")
 def test_a_saved_job_that_was_never_applied_is_ignored(path: str) -> None:
     FakeJob(1).dump(path)
     assert find_cached_job(path, job_load, FakeJob(1)) is None
