@@ -160,7 +160,7 @@ def test_results_that_a_slow_driver_does_not_take_fail_before_they_fill_the_engi
             values.append(str(error))
     refusals = [value for value in values if value != size]
     assert 1 <= len(values) - len(refusals) <= 10
-    refusal = r"the result has 6\.3 MB, .* MESHGATE_VALUE_MEMORY=33554432 .* of results wait for the driver, .*keep\(\)"
+    refusal = r"the result has 6\.3 MB, .* MESHGATE_VALUE_MEMORY=33554432 .* wait for the driver, .*keep\(\)"
     assert all(re.match(refusal, each) for each in refusals)
     assert peak(engine_of(job)) < before + 3 * LIMIT
     assert len(giver.give.call_one(size).get(TIMEOUT)) == size

@@ -92,8 +92,7 @@ class Engine:
         self._stream_output = True
         self._metrics, self._memory = (
             EngineMetrics(counted),
-            # Both are made later.
-            ValueMemory(lambda mesh, rank: self._calling.awaits(mesh, rank), lambda: self.link.queued()),  # noqa: PLW0108
+            ValueMemory(lambda mesh, rank: self._calling.awaits(mesh, rank), self._unsent),  # noqa: PLW0108 - made later
         )
         self.link = ClientLink(
             self._metrics,
@@ -345,6 +344,11 @@ class Engine:
 
     def _limit(self) -> None:
         self.link.limiting = True
+
+    def _unsent(self) -> int:
+        """How many bytes would wait for the driver with the next reply, which the ledger of a detached session that is
+        not connected keeps instead."""
+        return 0 if self._ledger.active and not self.link.connected() else self.link.queued()
 
     def _queued_on(self, stream: int) -> int:
         """How many bytes of a channel wait, which decides whether its port is read."""

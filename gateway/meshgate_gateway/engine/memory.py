@@ -18,7 +18,7 @@ LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
 """Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
 UNCHECKED = 64 << 20
 """Bytes that may wait for the driver before results below ``LARGE``, which do not ask, are compared with what is left,
-which takes about 0.1 ms."""
+which takes about 0.1 ms. A quarter of a lower ``LIMIT``."""
 SMALL = 64 << 10  # bytes; a smaller reply is never refused
 ARGUMENTS = 2  # measured with 200 MB: what has arrived, and Monarch's message to however many ranks
 GROUPS = Path("/sys/fs/cgroup")
@@ -88,12 +88,12 @@ class ValueMemory:
         """Why a reply that has arrived is not kept until the driver takes it, or empty if it is. Only what did not
         ``ask`` counts."""
         unsent = self._unsent()
-        if not unsent or (unsent < UNCHECKED and not self._limit):
+        if unsent < min(UNCHECKED, self._limit // 4 or UNCHECKED):
             return ""
         nbytes = sum(len(each) for each in buffers if len(each) < LARGE)
         if (room := self.room()) is None or nbytes <= room:
             return ""
-        waiting = f"{unsent / 1e6:,.1f} MB of results wait for the driver, which takes them more slowly than they come"
+        waiting = f"{unsent / 1e6:,.1f} MB of messages wait for the driver, which takes them more slowly than they come"
         return f"{self._explain('the result', nbytes, room)} {waiting}. {FETCH_LESS if kept else KEEP}"
 
     def refuse_arguments(self, nbytes: int, incomplete: int) -> str:

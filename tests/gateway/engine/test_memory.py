@@ -152,7 +152,7 @@ def test_a_reply_that_did_not_ask_is_refused_while_too_much_waits_for_the_driver
     assert values.refuse_reply([bytes(6 * MB)]) == ""
     refusal = values.refuse_reply([bytes(6 * MB), b"1"])
     assert refusal.startswith("the result has 6.3 MB, but the session's engine, in the gateway, has room for 6.3 MB.")
-    assert "67.1 MB of results wait for the driver, which takes them more slowly than they come" in refusal
+    assert "67.1 MB of messages wait for the driver, which takes them more slowly than they come" in refusal
     assert "with endpoint.keep() in place of call(), and pass it to other calls; save it to a file" in refusal
     assert "If one rank's value fits, fetch a slice" in values.refuse_reply([bytes(7 * MB)], kept=True)
     assert values.refuse_reply([bytes(LARGE)]) == ""  # it has asked
@@ -160,12 +160,13 @@ def test_a_reply_that_did_not_ask_is_refused_while_too_much_waits_for_the_driver
     assert values.refuse_reply([bytes(7 * MB)]) == ""
 
 
-def test_with_a_limit_all_that_waits_counts() -> None:
-    unsent = 0
+def test_a_lower_limit_is_compared_with_once_a_quarter_of_it_waits() -> None:
+    unsent = 1 * MB - 1
     values = ValueMemory(always, lambda: unsent, limit=4 * MB)
-    assert values.refuse_reply([bytes(5 * MB)]) == ""  # nothing else is there
-    unsent = 1
-    assert "MESHGATE_VALUE_MEMORY" in values.refuse_reply([bytes(4 * MB)])
+    assert values.refuse_reply([bytes(5 * MB)]) == ""
+    unsent = 1 * MB
+    assert values.refuse_reply([bytes(3 * MB)]) == ""
+    assert "MESHGATE_VALUE_MEMORY" in values.refuse_reply([bytes(3 * MB + 1)])
 
 
 def test_what_processes_were_promised_is_free_once_they_have_ended() -> None:

@@ -444,7 +444,8 @@ class Calling:
     def _finish(self, pending: PendingCall, response: Response | None, stream: int) -> bool:
         """Sends ``response``, if there is one. Returns whether the call has ended."""
         if response is not None:
-            self._respond(response, stream, kept=pending.header is None)  # a reload's response is small
+            keeps = pending.header is not None and bool(pending.header.keep)
+            self._respond(response, stream, kept=pending.header is None, keeps=keeps)  # a reload's response is small
         if pending.state is CallState.ENDED:
             ended = self._pending.pop(pending.call, None)
             receiving, receiver = self._receiving.pop(pending.call, (None, None))
@@ -487,10 +488,10 @@ class Calling:
         for start in range(0, len(changed), CALLS_PER_REPORT):
             self._send(Progress(calls=tuple(changed[start : start + CALLS_PER_REPORT])))
 
-    def _respond(self, response: Response, stream: int, *, kept: bool = False) -> None:
-        """``kept``: the client fetches values that stay."""
+    def _respond(self, response: Response, stream: int, *, kept: bool = False, keeps: bool = False) -> None:
+        """``kept``: the client fetches values that stay. ``keeps``: the call has kept values, and describes them."""
         header, problem = response.header, ""
-        if sum(map(len, response.buffers)) > SMALL and not isinstance(header, Failed):
+        if sum(map(len, response.buffers)) > SMALL and not keeps and not isinstance(header, Failed):
             problem = self._memory.refuse_reply(response.buffers, kept=kept)
         if not problem:
             try:

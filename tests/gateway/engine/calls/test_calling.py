@@ -837,6 +837,20 @@ async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> 
     await cancel_receives()
 
 
+async def test_the_description_of_kept_values_is_sent_however_much_waits() -> None:
+    called = Called()
+    called.unsent = 90
+    called.prepared = Prepared((), None, lambda *each: None)
+    keeping = Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9)
+    waiting = called.calling.call(keeping, ARGUMENTS)
+    assert isinstance(waiting, Awaitable)
+    await waiting
+    called.reply(0, bytes(SMALL))
+    called.reply(1, b"1")
+    await until(lambda: called.sent.of(Values))
+    await cancel_receives()
+
+
 async def test_a_prepared_call_that_is_not_sent_has_ended() -> None:
     called = Called()
     ended: list[Response | None] = []

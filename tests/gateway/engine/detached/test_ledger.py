@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from meshgate_gateway.engine.detached.ledger import MAX_GAP, CallNumbers, Creations, Ledger
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_wire import Fragments, MessageReceived
@@ -53,6 +55,17 @@ DESCRIPTION = pickle.dumps({"type": "bytes", "nbytes": 100, "dtype": "", "shape"
 
 def say(client: EngineClient, text: str) -> None:
     client.engine._send_output([PrintedLine("stdout", "actors", 0, "workers-0", text, "\n")])
+
+
+async def test_what_waits_for_a_holder_takes_no_room_while_replies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = await detached()
+    engine = client.engine
+    monkeypatch.setattr(engine.link, "queued", lambda: 90)
+    monkeypatch.setattr(engine._memory, "_limit", 100)
+    assert engine._memory.room() == 10
+    engine.link.connection_closed(client, "the laptop sleeps")  # type: ignore[arg-type]
+    assert engine._memory.room() == 100
+    await engine.close("the test is over")
 
 
 async def test_a_new_holder_learns_what_was_created_and_called() -> None:
