@@ -32,6 +32,14 @@ esac
 """
 UP = '#!/bin/sh\necho "$0" >>"$RAN"\n[ "$UP_FAILS" != {name} ] || exit 4\necho {name}-address\n'
 IMAGES = '#!/bin/sh\necho images >>"$RAN"\necho \'export MESHGATE_WORKER_IMAGE="the worker"\'\n'
+KUBECTL = """#!/bin/sh
+echo "kubectl $*" >>"$RAN"
+case "$1 ${NO_PODS:-}" in
+"run once") [ "$(grep -c '^kubectl run' "$RAN")" != 1 ] ;;
+"run ever") exit 1 ;;
+esac
+"""
+DOWN = '#!/bin/sh\necho "$0" >>"$RAN"\n'
 PATH_OF_A_CALL = '#!/bin/sh\necho "python $*" >>"$RAN"\n'
 KITS = ("kubernetes", "slurm", "docker")
 
@@ -44,10 +52,12 @@ def clone(tmp_path: Path) -> Path:
     programs = {
         clone / "bin" / "make": MAKE,
         clone / "bin" / "chromium-headless-shell": MAKE,
+        clone / "bin" / "kubectl": KUBECTL,
         **{clone / "bin" / f"python3.{minor}": "#!/bin/sh\nexit 1\n" for minor in (10, 12, 13)},
         clone / ".venv" / "bin" / "python": PATH_OF_A_CALL,
         clone / "tests" / "kubernetes" / "images": IMAGES,
         **{tmp_path / "shared" / name / "up": UP.format(name=name) for name in KITS},
+        tmp_path / "shared" / "kubernetes" / "down": DOWN,
     }
     for path, text in programs.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +114,25 @@ def test_tests_get_the_clusters_that_were_started(clone: Path) -> None:
         assert line.endswith("(kubernetes-address the worker slurm-address docker-address)")
     assert ran.index(on_others) < ran.index(on_kubernetes)
     assert len([line for line in ran if "-m 'not (kubernetes or slurm or docker)'" in line]) == 1
+
+
+def test_a_cluster_that_runs_no_pods_is_started_again_once(clone: Path) -> None:
+    status, output, ran = run(clone, {"NO_PODS": "once"})
+    assert status == 0, output
+    assert "cluster: starting it again" in output
+    shown = [line for line in ran if line.startswith(("kubectl describe nodes", "kubectl get events"))]
+    restarted = [line for line in ran if "/shared/kubernetes/" in line]
+    assert (len(shown), [Path(line).name for line in restarted]) == (2, ["up", "down", "up"])
+    status, output, ran = run(clone, {"NO_PODS": "ever"})
+    assert status != 0
+    assert "failed: tests on Kubernetes" in output
+
+
+def test_a_cluster_of_others_is_not_started_again(clone: Path) -> None:
+    status, output, ran = run(clone, {"NO_PODS": "ever", "KUBECONFIG": "/theirs"})
+    assert status != 0
+    assert "failed: tests on Kubernetes" in output
+    assert not any("/shared/kubernetes/" in line for line in ran)
 
 
 def test_without_clusters_their_tests_are_left_out(clone: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshgate.errors import JobError, MeshgateError
@@ -76,28 +77,34 @@ class ForwardedPort:
 
     def _from_here(self) -> None:
         writer = self._host.writer
-        while events := self._hub.poll():
-            for event in events:
-                self._pass_on(event, writer.write.broadcast, writer.ack.broadcast)
-                if event.kind == "accepted":
-                    writer.connect.broadcast(event.stream, self.target)
+        with self._until_the_host_is_lost():
+            while events := self._hub.poll():
+                for event in events:
+                    self._pass_on(event, writer.write.broadcast, writer.ack.broadcast)
+                    if event.kind == "accepted":
+                        writer.connect.broadcast(event.stream, self.target)
 
     def _from_there(self) -> None:
-        while True:
-            host, future = self._host.arrivals.get()
-            try:
-                events = host.take(future, more=not self._closed)
-            except MeshgateError as error:
-                if not self._closed:
-                    self._error = error
-                    self._hub.close()
-                return
-            for event in events:
-                self._pass_on(event, self._hub.write, self._hub.ack)
-                if event.kind == "accepted":
-                    self._hub.connect(event.stream, self.target)
-            if self._closed:  # no read follows, and the last one may have arrived
-                return
+        with self._until_the_host_is_lost():
+            while True:
+                host, future = self._host.arrivals.get()
+                for event in host.take(future, more=not self._closed):
+                    self._pass_on(event, self._hub.write, self._hub.ack)
+                    if event.kind == "accepted":
+                        self._hub.connect(event.stream, self.target)
+                if self._closed:  # no read follows, and the last one may have arrived
+                    return
+
+    @contextlib.contextmanager
+    def _until_the_host_is_lost(self) -> Iterator[None]:
+        """Ends the other thread with this one. Once the port is closed, the host's processes are stopped, and what is
+        under way fails."""
+        try:
+            yield
+        except MeshgateError as error:
+            if not self._closed:
+                self._error = self._error or error
+                self._hub.close()
 
     def _pass_on(self, event: Event, write: Any, ack: Any) -> None:
         if event.kind == "data":

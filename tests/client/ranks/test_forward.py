@@ -16,7 +16,7 @@ import pytest
 from meshgate.errors import GatewayLostError, JobError
 from meshgate.ranks.forward import ForwardedPort, forward
 from meshgate.ranks.host_streams import HostStreams
-from meshgate.ranks.streams import Hub
+from meshgate.ranks.streams import Event, Hub
 from meshgate.session.futures import FutureProxy
 from tests.ports import closed_port
 from tests.waiting import wait_for
@@ -162,6 +162,37 @@ def test_the_end_of_the_processes_while_it_closes_is_no_error() -> None:
     with forwarding(1) as (port, host):
         host.lost = RuntimeError("`ProcMesh` has already been stopped")  # which pytest reports if a thread raises it
     assert port.error is None
+
+
+def test_what_is_passed_on_while_it_closes_is_no_error() -> None:
+    with forwarding(1) as (port, host):
+        passed_on = threading.Event()
+
+        def stop(stream: int) -> None:
+            port._closed = True
+            passed_on.set()
+            raise GatewayLostError("the processes are stopped")  # which pytest reports if a thread raises it
+
+        host.close_stream.broadcast = stop  # type: ignore[attr-defined]
+        host.hub.post(Event(5, "closed"))
+        assert passed_on.wait(30)
+    assert port.error is None
+
+
+def test_a_host_that_is_lost_before_a_write_is_an_error_of_the_port() -> None:
+    with forwarding(1) as (port, host):
+
+        def write(stream: int, data: bytes) -> None:
+            host.lost = GatewayLostError("the gateway is gone")
+            raise host.lost
+
+        host.write.broadcast = write  # type: ignore[attr-defined]
+        with socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
+            there.sendall(b"question")
+            port._threads[0].join(30)
+            host.hub.close()  # which fails the reads
+            with pytest.raises(GatewayLostError, match="the gateway is gone"):
+                port.wait()
 
 
 def test_a_lost_host_is_an_error_of_the_port() -> None:
