@@ -197,6 +197,9 @@ class FakeEngine:
 
     def send(self, message: ControlMessage, descriptors: Sequence[int] = ()) -> bool:
         self.sent.append(message)
+        if isinstance(message, Inspect):
+            body = EngineStatus(version="cafe").model_dump_json()
+            self.messages.put_nowait(Inspected(request=message.request, body=body))
         return True
 
     async def receive(self) -> ControlMessage | None:
@@ -346,6 +349,28 @@ async def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
         with_fake.engine.kill()
         await asyncio.wait(with_fake.manager._serving.values())
         assert with_fake.table.gone["0" * 32].kind == "ended"
+
+
+async def test_an_engine_is_part_of_the_status_until_it_has_exited() -> None:
+    async with managed() as with_fake:
+        with_fake.engine.messages.put_nowait(ClientConnected())
+        assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
+        (session,) = (await with_fake.manager.inspection.status()).sessions
+        assert (session.session, session.version, session.problem) == ("0" * 32, "cafe", "")
+        with_fake.engine.kill()
+        await asyncio.wait(with_fake.manager._serving.values())
+        assert (await with_fake.manager.inspection.status()).sessions == ()
+
+
+def test_an_ended_session_is_kept_once_and_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Unsupervised()
+    ended = EndedSessions(cast("SupervisorLink", supervisor))
+    ended.update({"a": DIED})
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor, "keep", None)  # is not called
+        ended.update({"a": DIED})
+    ended.update({"b": ENDED})
+    assert EndedSessions(cast("SupervisorLink", supervisor)).restore() == {"b": ENDED}
 
 
 # --- settings that need a server of their own -------------------------------------------------------------
