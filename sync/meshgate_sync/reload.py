@@ -220,8 +220,8 @@ def assigned(path: str) -> set[str]:
 @dataclass(frozen=True, slots=True)
 class Reloaded:
     """``modules`` in the order in which they were reloaded. ``vanished``: modules that can no longer be imported
-    because the new version does not have their files. ``old_classes``: actor classes with live objects that still run
-    old code."""
+    because the new version does not have their files, or no import path leads to their package. ``old_classes``: actor
+    classes with live objects that still run old code."""
 
     modules: tuple[str, ...]
     vanished: tuple[str, ...]
@@ -268,8 +268,9 @@ class ReloadPlan:
         old = old_classes(kinds, (*self.to_reload, *self.vanished))
         if old:
             change.restore_names(gone)
-        # A package whose __init__.py is gone has been imported again as a namespace package, for its parts.
-        vanished = [name for name in self.vanished if name not in sys.modules]
+        # A package whose __init__.py is gone has been imported again as a namespace package, for its parts; or no
+        # import path leads to it any more, and its parts are gone with it.
+        vanished = [name for name in self.current if name not in sys.modules]
         return Reloaded(tuple(finder.done), tuple(vanished), old)
 
     def _bind_compiled_parts(self) -> None:
@@ -463,17 +464,23 @@ class _ReloadFinder(importlib.abc.MetaPathFinder):
         self._modules, self._files, self._path = modules, files, path
         self.done: list[str] = []
 
-    def execute(self, names: Iterable[str], removed: Container[str]) -> None:
-        """Imports the modules ``names``, and the packages of ``removed`` that they are in."""
+    def execute(self, names: Sequence[str], removed: Container[str]) -> None:
+        """Imports the modules ``names``, and the packages of ``removed`` that they are in, except for those to which no
+        import path leads any more."""
         for name in self._modules:
             sys.modules.pop(name, None)
         sys.meta_path.insert(0, self)
         try:
-            for name in names:
-                # A namespace package that is still loaded does not import the package that it is in.
-                for each in (*_packages_of(name), name):
-                    if each in self._modules or each in removed:
-                        importlib.import_module(each)
+            for name in (*names, *names):  # twice: a module may add the import path of one before it
+                packages = _packages_of(name)
+                try:
+                    # A namespace package that is still loaded does not import the package that it is in.
+                    for each in (*packages, name):
+                        if each in self._modules or each in removed:
+                            importlib.import_module(each)
+                except ModuleNotFoundError as error:
+                    if error.name not in packages:  # an import of its own failed
+                        raise
         finally:
             sys.meta_path.remove(self)
 

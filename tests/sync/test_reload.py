@@ -289,6 +289,50 @@ def test_a_package_to_which_no_import_path_leads_any_more_vanishes(project: Proj
     assert project.execute() == Reloaded((), (f"{project.prefix}p",), ())
 
 
+def two_versions_beside_the_import_path(project: Project) -> None:
+    """A package that loses its ``__init__.py``, and was imported from a directory of ``sys.path`` that is gone."""
+    for version in (project.before, project.after):
+        project.write(version / "lib", p__m=f"X = '{version.name}'", p__q____init____="", p__q__n="X = 1")
+    project.write(project.before / "lib", p____init____="")
+    sys.path.insert(0, str(project.before / "lib"))
+    project.load("p.m")
+    project.load("p.q.n")
+    sys.path.remove(str(project.before / "lib"))
+
+
+def test_modules_to_which_no_import_path_leads_any_more_vanish(project: Project, tmp_path: Path) -> None:
+    two_versions_beside_the_import_path(project)
+    done = project.execute()
+    assert (done.modules, project.names(done.vanished)) == ((), ["p", "p.m", "p.q"])
+    with pytest.raises(ModuleNotFoundError):
+        project.load("p.m")
+    project.before, project.after = project.after, tmp_path / "later"
+    project.write(project.after / "lib", p__q____init____="", p__q__n="X = 2")
+    done = project.execute()
+    assert (done.modules, project.names(done.vanished)) == ((), ["p.q.n"])
+
+
+def test_what_still_imports_a_module_to_which_no_import_path_leads_fails(project: Project) -> None:
+    two_versions_beside_the_import_path(project)
+    for version in (project.before, project.after):
+        project.write(version, user="from @p.m import X")
+    user, module = project.load("user"), project.load("p.m")
+    with pytest.raises(ModuleNotFoundError):
+        project.reload()
+    assert (project.load("user"), project.load("p.m"), module.X) == (user, module, "before")
+
+
+def test_a_module_stays_if_the_reload_adds_an_import_path_that_leads_to_it(project: Project) -> None:
+    two_versions_beside_the_import_path(project)
+    for version in (project.before, project.after):
+        project.write(version, user=f"import sys\nsys.path.append('{version}/lib')\nfrom @p.m import X")
+    user, module = project.load("user"), project.load("p.m")
+    sys.path.remove(str(project.before / "lib"))
+    done = project.execute()
+    assert (project.names(done.modules), done.vanished) == (["p.m", "user", "p.q"], ())
+    assert (user.X, project.load("p.m"), module.X) == ("after", module, "after")
+
+
 class LazyPackage:
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError("it is not ready")
