@@ -102,7 +102,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         """Reloads the modules that the latest sync changed, and those that import them, in order.
 
         Live objects keep their old code. The report of each process lists the actor classes that have such objects
-        (``old_classes``), the reloaded ``modules``, and modules whose files were deleted (``vanished``). A slice
+        (``old_classes``), the reloaded ``modules``, and modules that can no longer be imported (``vanished``). A slice
         reloads its own processes only, so the living ones can be reloaded when others are dead.
 
         Raises ``InvalidRequestError`` if no code was synced.
