@@ -29,7 +29,8 @@ from tests.waiting import wait_for
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="debuggers are reached through /proc")
 DEADLINE = 60.0
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as some programs do; a client that has left may not end them
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
 install_breakpoints("procs", int(sys.argv[1]), "workers-0")
 def step(x):
@@ -165,6 +166,20 @@ def test_output_for_a_client_that_left_while_the_rank_ran_is_shown_once(debugger
     gate.write_text("late")
     text = console(debugger, "attach procs 0", "p x", "p x + 1", "detach")
     assert "attach procs 0\nlate\n(Pdb) p x\n4\n(Pdb) p x + 1\n5\n(Pdb) detach\n" in text
+
+
+@needs_proc
+def test_a_rank_that_prints_for_a_client_that_left_does_not_wait(debugger: Debugger, tmp_path: Path) -> None:
+    gate, done = tmp_path / "gate", tmp_path / "done"
+    os.mkfifo(gate)
+    with debugger._dialogue(debugger.stopped()[0]) as left:
+        left.attach()
+        print_much = f"print(open({str(gate)!r}).read() * 200_000)"  # more than a pipe holds
+        left.write(f"{print_much}; open({str(done)!r}, 'w').close()\n")
+    gate.write_text("x")
+    wait_for(done.exists, "the end of the command", timeout=DEADLINE)
+    text = console(debugger, "attach procs 0", "detach")
+    assert f"attach procs 0\n{'x' * 200_000}\n(Pdb) detach\n" in text
 
 
 @needs_proc

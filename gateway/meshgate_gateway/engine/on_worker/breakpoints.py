@@ -7,8 +7,10 @@ Monarch's hook stays.
 
 The dialogue: lines to pdb in one direction, its output in the other. A line that begins with ``ATTACH`` is repeated,
 followed by the output since the last command, and until ``DETACH`` output is written as it comes; ``PROMPT`` follows
-each prompt, and ``RESUMED`` says that the program runs on. These lines are read when pdb wants a command. What it
-prints until then for a client that has left reaches the next one, which drops all before its own line.
+each prompt, and ``RESUMED`` says that the program runs on. These lines are read when pdb wants a command. This process
+has only the writing end of the output's pipe, which clients open for reading: once the last has left, however it did,
+nothing waits for a reader any more. What a client has left unread reaches the next one, which drops all before its own
+line.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import pdb
+import signal
 import sys
 import threading
 from typing import Any
@@ -32,13 +35,16 @@ class Dialogue:
 
     def __init__(self) -> None:
         commands, self.commands = os.pipe()
-        self.output, self._output = os.pipe()
+        reading, self.output = os.pipe()
+        os.close(reading)
         self._input = os.fdopen(commands, encoding="utf-8", errors="replace")
         self.attached = False
-        self._recent = ""
+        self._recent, self._dropped = "", 0  # characters of earlier output that are not in ``_recent``
 
     def write(self, text: str) -> int:
-        self._recent = (self._recent + text)[-MAX_RECENT:]
+        recent = self._recent + text
+        self._recent = recent[-MAX_RECENT:]
+        self._dropped += len(recent) - len(self._recent)
         self._send(text)
         return len(text)
 
@@ -51,22 +57,31 @@ class Dialogue:
             line = self._input.readline()
             if line.startswith(ATTACH):
                 self.attached = True
-                self._send(line + self._recent + PROMPT)
+                note = f"({self._dropped} earlier characters are not shown)\n" if self._dropped else ""
+                self._send(line + note + self._recent + PROMPT)
             elif line == DETACH:
                 self.attached = False
             else:
-                self._recent = ""
+                self._recent, self._dropped = "", 0
                 return line
 
     def resumed(self) -> None:
         self._send(RESUMED)
         self.attached = False
-        self._recent = ""
+        self._recent, self._dropped = "", 0
 
     def _send(self, text: str) -> None:
         data = text.encode(errors="replace") if self.attached else b""
-        while data:
-            data = data[os.write(self._output, data) :]
+        # A program may have set SIGPIPE back to ending the process.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+        try:
+            while data:
+                data = data[os.write(self.output, data) :]
+        except BrokenPipeError:  # the client has left
+            self.attached = False
+            signal.sigtimedwait([signal.SIGPIPE], 0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class RemotePdb(pdb.Pdb):

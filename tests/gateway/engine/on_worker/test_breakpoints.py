@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from meshgate_gateway.engine.on_worker import breakpoints
 from meshgate_gateway.engine.on_worker.breakpoints import (
     ATTACH,
     DETACH,
@@ -19,13 +22,19 @@ from meshgate_gateway.engine.on_worker.breakpoints import (
     install_breakpoints,
 )
 
+DEADLINE = 30.0
+
 
 class Reading:
-    """A dialogue whose ``readline`` runs in a thread."""
+    """A dialogue whose ``readline`` runs in a thread, and a client's end of its output."""
 
     def __init__(self) -> None:
         self.dialogue = Dialogue()
+        self.output = self.open_output()
         self.lines: list[str] = []
+
+    def open_output(self) -> int:
+        return os.open(f"/proc/self/fd/{self.dialogue.output}", os.O_RDONLY)
 
     def start(self) -> threading.Thread:
         thread = threading.Thread(target=lambda: self.lines.append(self.dialogue.readline()))
@@ -38,17 +47,25 @@ class Reading:
     def receive(self, size: int) -> str:
         data = b""
         while len(data) < size:
-            data += os.read(self.dialogue.output, size - len(data))
+            data += os.read(self.output, size - len(data))
+        return data.decode()
+
+    def receive_until(self, marker: str) -> str:
+        data = b""
+        while not data.endswith(marker.encode()):
+            data += os.read(self.output, 1 << 16)
         return data.decode()
 
 
 @pytest.fixture
 def reading() -> Iterator[Reading]:
+    if not Path("/proc").is_dir():
+        pytest.skip("debuggers are reached through /proc")
     reading = Reading()
     yield reading
+    for end in (reading.dialogue.commands, reading.dialogue.output, reading.output):
+        os.close(end)  # ends the thread that reads commands, if a test has left it
     reading.dialogue._input.close()
-    for end in (reading.dialogue.commands, reading.dialogue.output, reading.dialogue._output):
-        os.close(end)
 
 
 def test_who_attaches_gets_the_output_since_the_last_command(reading: Reading) -> None:
@@ -76,9 +93,45 @@ def test_without_a_debugger_nothing_is_sent(reading: Reading) -> None:
     thread = reading.start()
     reading.send("continue\n")
     thread.join()
-    os.set_blocking(reading.dialogue.output, False)
+    os.set_blocking(reading.output, False)
     with pytest.raises(BlockingIOError):
-        os.read(reading.dialogue.output, 1)
+        os.read(reading.output, 1)
+
+
+def test_a_client_that_leaves_while_output_waits_for_it_lets_the_thread_go_on(reading: Reading) -> None:
+    reading.dialogue.attached = True
+    text = "x" * 200_000  # more than a pipe holds
+    thread = threading.Thread(target=reading.dialogue.write, args=(text,), daemon=True)
+    thread.start()
+    select.select([reading.output], [], [])
+    os.close(reading.output)
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    assert not reading.dialogue.attached
+    reading.output = reading.open_output()  # the next client's
+    thread = reading.start()
+    reading.send(f"{ATTACH}2\n")
+    unread, _, shown = reading.receive_until(PROMPT).partition(f"{ATTACH}2\n")
+    assert unread.strip("x") == ""
+    assert shown == text + PROMPT
+    reading.send("next\n")
+    thread.join()
+
+
+def test_output_beyond_the_bound_is_dropped_and_counted(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breakpoints, "MAX_RECENT", 8)
+    for text in ("earlier, ", "and ", "the last"):
+        reading.dialogue.write(text)
+    for shown in ("(13 earlier characters are not shown)\nthe last", "now", ""):
+        thread = reading.start()
+        reading.send(f"{ATTACH}1\n")
+        assert reading.receive_until(PROMPT) == f"{ATTACH}1\n{shown}{PROMPT}"
+        reading.send(f"{DETACH}next\n")
+        thread.join()
+        reading.dialogue.write("now")
+        if shown == "now":
+            reading.dialogue.write("much more than is kept")
+            reading.dialogue.resumed()
 
 
 def test_outside_of_an_actor_there_is_no_name() -> None:
