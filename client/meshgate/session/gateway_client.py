@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from meshgate.errors import ConnectionFailedError, InvalidRequestError, JobError
+from meshgate.errors import ConnectionFailedError, GatewayError, InvalidRequestError, JobError
 from meshgate.session.certificates import CertificateError, find_proxy
 from meshgate.session.dialing import Dialer, Route, UrlDialer, describe_response, error_of_response
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
@@ -210,7 +210,7 @@ class GatewayClient(Generic[ReplyT]):
     def _ask_with_retries(self, request: BaseModel, timeout: float = REPLY_TIMEOUT) -> Generator[ReplyT, None, None]:
         """The gateway's replies across lost connections: the request is sent again, and the gateway continues with the
         job as it is then. Raises ConnectionFailedError if the gateway cannot be reached, and NoReply if it
-        stays unreachable later or does not reply."""
+        stays unreachable or rejects this client later, or does not reply."""
         reached, cuts, delay = False, 0, FIRST_DELAY
         last_reply = last_contact = time.monotonic()
         while True:
@@ -225,6 +225,10 @@ class GatewayClient(Generic[ReplyT]):
                 if not reached and (cuts == CUTS or not isinstance(error.__cause__, _CUT)):
                     raise
                 reason = str(error)
+            except (GatewayError, CreatesNoJobs) as error:  # the new connection is rejected, such as for its token
+                if not reached:
+                    raise
+                raise NoReply(f"lost the connection to {self._dialer} and could not reconnect: {error}") from error
             else:
                 reached = True
                 # An ingress may cut each connection, but a gateway that closes each at once is of no use.

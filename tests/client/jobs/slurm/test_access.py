@@ -23,7 +23,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
-from meshgate.errors import ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
+from meshgate.errors import AuthenticationError, ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
 from meshgate.jobs import tokens
 from meshgate.jobs.slurm import access as access_module
 from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, SlurmSilent, UrlAccess
@@ -209,6 +209,52 @@ def test_a_submission_without_a_reply_is_withdrawn(monkeypatch: pytest.MonkeyPat
 def test_a_submission_that_no_gateway_has_received_is_not_withdrawn(capsys: pytest.CaptureFixture[str]) -> None:
     with closed_port() as port, pytest.raises(ConnectionFailedError, match="cannot reach"):
         started(UrlAccess(f"ws://127.0.0.1:{port}"))
+    assert capsys.readouterr().err == ""
+
+
+class RejectingGateway(FakeGateway):
+    """Serves its first connection and answers ``rejections`` to the others: statuses, or None to serve them too."""
+
+    def __init__(self, *rejections: int | None, scripts: tuple[tuple[BaseModel, ...], ...] = ()) -> None:
+        super().__init__((), *scripts)
+        self.rejections = [None, *rejections]
+
+    def respond(self, connection: ServerConnection, request: Request) -> Response | None:
+        rejection = self.rejections.pop(0)
+        if rejection is None:
+            return super().respond(connection, request)
+        body = b'{"error": "expired"}'
+        headers = Headers({"Content-Length": str(len(body)), **proof_for(request.headers, rejection, body)})
+        return Response(rejection, http.HTTPStatus(rejection).phrase, headers, body)
+
+
+UNKNOWN = "`squeue --name=monarch_job` on the cluster lists it if not, and `scancel` with its number ends it"
+
+
+@pytest.mark.parametrize("status", [401, 404, 410, 426])
+def test_a_submission_is_withdrawn_if_the_next_connection_is_rejected(
+    capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    gateway = RejectingGateway(status, None, scripts=((JobEnded(state="CANCELLED"),),))
+    with running(gateway) as access, pytest.raises(ConnectionFailedError, match=r"could not reconnect: .+"):
+        started(access)
+    assert [type(request) for request in gateway.requests] == [StartJob, EndJob]
+    assert UNKNOWN not in capsys.readouterr().err
+
+
+def test_a_submission_that_cannot_be_withdrawn_either_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    gateway = RejectingGateway(401, 401)
+    with running(gateway) as access, pytest.raises(ConnectionFailedError, match="rejected this client: expired"):
+        started(access)
+    assert [type(request) for request in gateway.requests] == [StartJob]
+    assert capsys.readouterr().err.endswith(f"{UNKNOWN}\n")
+
+
+def test_a_submission_that_is_rejected_at_once_is_not_withdrawn(capsys: pytest.CaptureFixture[str]) -> None:
+    gateway = RejectingGateway()
+    gateway.rejections = [401]
+    with running(gateway) as access, pytest.raises(AuthenticationError, match="expired"):
+        started(access)
     assert capsys.readouterr().err == ""
 
 
