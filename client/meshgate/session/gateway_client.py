@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Container, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from ssl import SSLEOFError
 from typing import Any, Generic, TypeVar
@@ -39,6 +39,8 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 CUTS = 6  # of one question in a row, before the gateway counts as unreachable: an ingress may cut any connection
 
 ReplyT = TypeVar("ReplyT")
+RejectedT = TypeVar("RejectedT", bound=BaseModel)
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 _CUT = (
     *(ConnectionResetError, http.client.RemoteDisconnected, http.client.IncompleteRead),
@@ -159,22 +161,23 @@ class NoReply(ConnectionFailedError):
     """The gateway may have received the request; what it has done is unknown."""
 
 
-class GatewayClient(Generic[ReplyT]):
+class GatewayClient(Generic[ReplyT, RejectedT]):
     """One gateway and a token for it, or a function that returns the present one. ``parse`` reads its replies and
-    raises ValidationError; ``creates_none`` says what to change if it creates no jobs; ``renews_token``
-    is as for a UrlDialer."""
+    raises ValidationError; ``rejected`` is the type of the one that rejects a request; ``creates_none`` says what to
+    change if it creates no jobs; ``renews_token`` is as for a UrlDialer."""
 
     def __init__(
         self,
         url: str,
         token: str | Callable[[], str],
         parse: Callable[[str | bytes], ReplyT],
+        rejected: type[RejectedT],
         creates_none: str,
         renews_token: Callable[[], bool] = lambda: True,
     ) -> None:
         self._dialer = UrlDialer(url, token, renews_token=renews_token)
         self._url, self._token = self._dialer.url, token
-        self._parse, self._creates_none = parse, creates_none
+        self._parse, self._rejected, self._creates_none = parse, rejected, creates_none
 
     def _get(self, path: str, token: str | None = None) -> dict[str, Any]:
         """``token``: instead of this client's."""
@@ -206,6 +209,22 @@ class GatewayClient(Generic[ReplyT]):
                         f"{self._dialer} gave a reply that this version of meshgate cannot read "
                         f"({error.errors()[0]['msg']}); install the same version on both sides"
                     ) from None
+
+    def _answer(
+        self,
+        request: BaseModel,
+        expected: type[AnswerT],
+        timeout: float = REPLY_TIMEOUT,
+        progress: Callable[[ReplyT], object] = lambda reply: None,
+    ) -> AnswerT | RejectedT:
+        """The first reply that is ``expected`` or rejects the request; ``progress`` takes those before it. Raises as
+        ``_ask_with_retries``."""
+        with closing(self._ask_with_retries(request, timeout)) as replies:
+            for reply in replies:
+                if isinstance(reply, (expected, self._rejected)):
+                    return reply
+                progress(reply)
+        raise AssertionError("the replies do not end before one of these")
 
     def _ask_with_retries(self, request: BaseModel, timeout: float = REPLY_TIMEOUT) -> Generator[ReplyT, None, None]:
         """The gateway's replies across lost connections: the request is sent again, and the gateway continues with the

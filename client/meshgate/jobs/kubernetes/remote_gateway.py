@@ -6,8 +6,9 @@ operator's policy, and to which the driver's own token leads back to them: it pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 from meshgate.errors import AuthenticationError, GatewayError, JobError, JobNotRunning, JobStartFailed, JobUnsupported
 from meshgate.jobs.kubernetes.display import SilentDisplay, cannot_scale, choose_display, ready_message
@@ -44,7 +45,7 @@ CREATES_NONE = (
 )
 
 
-class RemoteGateway(GatewayClient[ProvisioningReply]):
+class RemoteGateway(GatewayClient[ProvisioningReply, RequestRejected]):
     """One gateway, and the driver's token for it."""
 
     name_is_optional = True
@@ -57,16 +58,16 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
                 find_token()
             except JobError as error:
                 raise JobError(f"cannot use the gateway at {url}: {error}") from None
-        super().__init__(url, token or token_to_dial, parse_reply, CREATES_NONE, token_is_renewed)
+        super().__init__(url, token or token_to_dial, parse_reply, RequestRejected, CREATES_NONE, token_is_renewed)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Starts the job through the gateway. Raises JobStartFailed, leaving nothing behind, and
         ConnectionFailedError. Does not call ``created``: until the job is ready, the gateway itself deletes it if this
         process does not wait for it any more."""
         spec = request.spec(request.name or generate_job_name("meshgate"))
-        replies = self._ask_with_retries(StartJob(job=spec, timeout=request.timeout))
-        with choose_display(f"{spec.namespace}/{spec.name}") as display, closing(replies):
-            last = _show(replies, display)
+        start = StartJob(job=spec, timeout=request.timeout)
+        with choose_display(f"{spec.namespace}/{spec.name}") as display:
+            last = self._answer(start, JobUp, progress=partial(_show, display))
             if isinstance(last, RequestRejected):
                 raise JobStartFailed(f"{self._dialer}: {last.reason}")
             display.done(ready_message(last.job.meshes, spec.idle_timeout))
@@ -88,13 +89,10 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         return RunningJob(name=name or "", namespace=namespace, uid="", token="", meshes=meshes)
 
     def _find_provisioned(self, name: str, namespace: str) -> RunningJob:
-        with closing(self._ask_with_retries(FindJob(name=name, namespace=namespace))) as replies:
-            for reply in replies:
-                if isinstance(reply, JobUp):
-                    return reply.job
-                if isinstance(reply, RequestRejected):
-                    raise (JobNotRunning if reply.missing else JobError)(f"{self._dialer}: {reply.reason}")
-        raise AssertionError("the last reply is one of these")
+        reply = self._answer(FindJob(name=name, namespace=namespace), JobUp)
+        if isinstance(reply, RequestRejected):
+            raise (JobNotRunning if reply.missing else JobError)(f"{self._dialer}: {reply.reason}")
+        return reply.job
 
     def _name_it(self, namespace: str, error: Exception) -> Exception:
         """What is wrong with a request for the gateway's own job: ``error``, unless it creates jobs for this caller."""
@@ -142,19 +140,16 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
             )
         request = ScaleJob(name=job.name, namespace=job.namespace, uid=job.uid, mesh=mesh, hosts=hosts, timeout=timeout)
         with choose_display(f"{job.namespace}/{job.name}") as display:
-            last = self._scale(request, display)
+            limit, show = timeout + END_TIMEOUT, partial(_show, display)
+            last = self._answer(request, JobUp, limit, show)
             if isinstance(last, RequestRejected) and _UNKNOWN_UID in last.reason:
                 if self._is_replaced(job):
                     raise JobNotRunning(f"{self._dialer}: {replaced(job.name, job.namespace)}")
-                last = self._scale(request.model_copy(update={"uid": ""}), display)
+                last = self._answer(request.model_copy(update={"uid": ""}), JobUp, limit, show)
             if isinstance(last, RequestRejected):
                 raise JobError(cannot_scale(job, mesh, hosts, f"{self._dialer}: {self._why_not_scaled(last)}"))
             display.done(f"has {hosts} hosts in mesh {mesh!r}")
         return job.model_copy(update={"meshes": last.job.meshes})
-
-    def _scale(self, request: ScaleJob, display: SilentDisplay) -> JobUp | RequestRejected:
-        with closing(self._ask_with_retries(request, request.timeout + END_TIMEOUT)) as replies:
-            return _show(replies, display)
 
     def _is_replaced(self, job: RunningJob | ListedJob) -> bool:
         """Whether another job of its name is listed: for gateways that do not compare the uid themselves. A job that is
@@ -176,20 +171,13 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         if not job.uid:
             return
         request = EndJob(name=job.name, namespace=job.namespace, uid=job.uid)
-        rejected = self._why_not_ended(request)
-        if rejected is not None and _UNKNOWN_UID in rejected.reason:
+        last = self._answer(request, JobEnded, END_TIMEOUT)
+        if isinstance(last, RequestRejected) and _UNKNOWN_UID in last.reason:
             if self._is_replaced(job):
                 return
-            rejected = self._why_not_ended(request.model_copy(update={"uid": ""}))
-        if rejected is not None and not rejected.missing:
-            raise JobError(f"{self._dialer}: {rejected.reason}")
-
-    def _why_not_ended(self, request: EndJob) -> RequestRejected | None:
-        with closing(self._ask_with_retries(request, END_TIMEOUT)) as replies:
-            for reply in replies:
-                if isinstance(reply, (RequestRejected, JobEnded)):
-                    return reply if isinstance(reply, RequestRejected) else None
-        raise AssertionError("the last reply is one of these")
+            last = self._answer(request.model_copy(update={"uid": ""}), JobEnded, END_TIMEOUT)
+        if isinstance(last, RequestRejected) and not last.missing:
+            raise JobError(f"{self._dialer}: {last.reason}")
 
     def dialer(self, job: RunningJob) -> Dialer:
         if not job.uid:
@@ -198,13 +186,8 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         return UrlDialer(url, job.token or self._token, renews_token=token_is_renewed)
 
 
-def _show(replies: Iterable[ProvisioningReply], display: SilentDisplay) -> JobUp | RequestRejected:
-    """Shows the progress that is reported. Returns the last reply."""
-    for reply in replies:
-        if isinstance(reply, ObjectCreated):
-            display.created({"kind": reply.kind, "metadata": {"name": reply.name}})
-        elif isinstance(reply, JobProgress):
-            display.progress(reply.progress)
-        elif isinstance(reply, (JobUp, RequestRejected)):
-            return reply
-    raise AssertionError("the last reply is one of these")
+def _show(display: SilentDisplay, reply: ProvisioningReply) -> None:
+    if isinstance(reply, ObjectCreated):
+        display.created({"kind": reply.kind, "metadata": {"name": reply.name}})
+    elif isinstance(reply, JobProgress):
+        display.progress(reply.progress)

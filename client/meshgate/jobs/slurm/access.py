@@ -7,8 +7,8 @@ import http.client
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -215,7 +215,7 @@ class NodeAccess(LoginAccess):
         return report
 
 
-class UrlAccess(GatewayClient[ProvisioningReply]):
+class UrlAccess(GatewayClient[ProvisioningReply, RequestRejected]):
     """By a gateway that submits jobs for the holder of ``own_token``, as a user that its policy names."""
 
     queue_interval = QUEUE_INTERVAL
@@ -225,12 +225,14 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
             own_token()
         except JobError as error:
             raise JobError(f"SlurmJob(gateway_url={url!r}): {error}") from None
-        super().__init__(url, partial(token_to_dial, own_token), parse_reply, CREATES_NONE, token_is_renewed)
+        token = partial(token_to_dial, own_token)
+        super().__init__(url, token, parse_reply, RequestRejected, CREATES_NONE, token_is_renewed)
 
     def start(self, request: StartRequest, known: Known) -> None:
         client = request.client if isinstance(request, BatchRequest) else None
         try:
-            reply = self._answer(StartJob(apply_id=request.apply_id, spec=request.spec, client=client))
+            start = StartJob(apply_id=request.apply_id, spec=request.spec, client=client)
+            reply = self._answer(start, JobUp, ANSWER_TIMEOUT)
             if isinstance(reply, JobUp):
                 known(reply.job)
         except CreatesNoJobs:
@@ -249,7 +251,7 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
         name, why = request.spec.job_name, ""
         _say(f"waiting until {self} has cancelled the submission of {name}. Ctrl-C again does not wait")
         try:
-            reply = self._answer(EndJob(apply_id=request.apply_id))
+            reply = self._answer(EndJob(apply_id=request.apply_id), JobEnded, ANSWER_TIMEOUT)
             if isinstance(reply, RequestRejected) and not reply.missing:
                 why = reply.reason
         except (KeyboardInterrupt, SystemExit):
@@ -263,7 +265,7 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
             )
 
     def end(self, job: RunningSlurmJob) -> None:
-        reply = self._answer(EndJob(apply_id=job.apply_id))
+        reply = self._answer(EndJob(apply_id=job.apply_id), JobEnded, ANSWER_TIMEOUT)
         if isinstance(reply, RequestRejected) and not reply.missing:
             raise JobError(f"{self}: {reply.reason}")
 
@@ -287,15 +289,6 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
 
     def _path(self, job: RunningSlurmJob) -> str:
         return f"/v1/jobs/{job.apply_id}"
-
-    def _answer(self, request: StartJob | EndJob) -> ProvisioningReply:
-        replies: Generator[ProvisioningReply, None, None] = self._ask_with_retries(request, ANSWER_TIMEOUT)
-        expected = JobUp if isinstance(request, StartJob) else JobEnded
-        with closing(replies):
-            for reply in replies:
-                if isinstance(reply, (expected, RequestRejected)):
-                    return reply
-        raise AssertionError("the replies do not end before one of these")
 
 
 def check_gateway_url(url: str | None, login: str | None, python_exe: str, gateway_on: str) -> str | None:
