@@ -7,7 +7,7 @@ connection. ``check_sessions`` asserts the invariants of every session created h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshgate_wire import Established, Event, Fragments, Limits, MessageReceived, Role, Session
@@ -27,8 +27,10 @@ def check_sessions() -> None:
     _created.clear()
 
 
-def session(role: Role, *, manual: Any = None, **limits: int) -> Session:
-    new = Session(role, limits=Limits(**limits), manual_streams=manual)
+def session(role: Role, *, manual: Iterable[int] = (), **limits: int) -> Session:
+    new = Session(role, limits=Limits(**limits))
+    for stream in manual:
+        new.manual(stream)
     _created.append(new)
     return new
 

@@ -74,7 +74,9 @@ def record(role: Role) -> list[bytes]:
 
 def feed(messages: Sequence[bytes], role: Role) -> State:
     """Feeds ``messages`` to a new session, redialing after resumable errors. Returns its final state."""
-    session = Session(role, limits=LIMITS, manual_streams=MANUAL.__contains__)
+    session = Session(role, limits=LIMITS)
+    for stream in MANUAL:
+        session.manual(stream)
     fill(session)
     session.connection_made()
     waiting = deque(messages)

@@ -513,7 +513,7 @@ def test_a_stream_without_credit_may_not_send() -> None:
 
 
 def test_a_slow_reader_stops_only_its_stream() -> None:
-    channel = connected(client(), gateway(window=256 * KIB, manual={7}.__contains__))
+    channel = connected(client(), gateway(window=256 * KIB, manual={7}))
     for number in range(20):
         send_done(channel.client.session, number, 50 * KIB, stream=7)
     send_done(channel.client.session, 100, 3 * MIB, stream=8)
@@ -524,7 +524,7 @@ def test_a_slow_reader_stops_only_its_stream() -> None:
 
 
 def test_consuming_messages_resumes_a_stream() -> None:
-    channel = connected(client(), gateway(window=256 * KIB, manual={7}.__contains__))
+    channel = connected(client(), gateway(window=256 * KIB, manual={7}))
     for number in range(20):
         send_done(channel.client.session, number, 50 * KIB, stream=7)
     consumed = 0
@@ -553,7 +553,7 @@ def test_a_slow_reader_receives_messages_larger_than_the_window() -> None:
 
 def test_unread_streams_let_others_send_large_messages() -> None:
     unread = range(100, 164)
-    channel = connected(client(manual=unread.__contains__), gateway())
+    channel = connected(client(manual=unread), gateway())
     for stream in unread:
         for number in range(10):
             send_done(channel.gateway.session, number, MIB, stream=stream)
@@ -567,7 +567,7 @@ def test_unread_streams_let_others_send_large_messages() -> None:
 
 
 def test_a_message_larger_than_the_window_is_finished_although_one_is_held() -> None:
-    channel = connected(client(), gateway(window=256 * KIB, manual={7}.__contains__))
+    channel = connected(client(), gateway(window=256 * KIB, manual={7}))
     for number, size in enumerate((150 * KIB, 2 * MIB, 2 * MIB, 100 * KIB)):
         send_done(channel.client.session, number, size, stream=7)
     channel.settle()
@@ -722,7 +722,7 @@ def test_the_gateway_detects_that_it_has_lost_the_session() -> None:
 
 
 def test_a_failed_session_frees_its_messages() -> None:
-    channel = connected(client(), gateway(manual=lambda stream: True))
+    channel = connected(client(), gateway(manual={1}))
     send_done(channel.client.session, 1, 10)
     channel.settle()
     send_done(channel.gateway.session, 1, MIB)

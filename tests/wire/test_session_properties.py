@@ -53,7 +53,7 @@ class Conversation(RuleBasedStateMachine):
                 "max_unacknowledged": unacknowledged,
                 "max_partial_messages": partials,
                 "ack_after": 100 * KIB,
-                "manual": MANUAL.__contains__,
+                "manual": MANUAL,
             }
 
         self.channel = Channel(client(**options()), gateway(**options()))

@@ -24,7 +24,7 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -117,10 +117,8 @@ Event: TypeAlias = "Established | MessageReceived"
 class Session:
     """One side of a session.
 
-    ``software``: this side's version, for error messages of the peer. ``manual_streams(stream)``: whether messages of
-    the stream hold their credit until ``consume``; ``manual`` adds single streams. Both are checked when a message is
-    complete. With ``views``, large buffers are received as views. ``refuse`` says of a large message whether
-    its buffers are dropped as they arrive; ``MessageReceived.refused`` is then the reason.
+    With ``views``, large buffers are received as views. ``refuse`` says of a large message whether its buffers are
+    dropped as they arrive; ``MessageReceived.refused`` is then the reason.
     """
 
     def __init__(
@@ -128,8 +126,6 @@ class Session:
         role: Role,
         *,
         limits: Limits | None = None,
-        software: str = SOFTWARE_VERSION,
-        manual_streams: Callable[[int], bool] | None = None,
         views: bool = False,
         refuse: Refuse = accept_all,
     ) -> None:
@@ -137,10 +133,8 @@ class Session:
         self.limits = limits or Limits()
         self.state = State.DETACHED
         self.peer: Hello | None = None  # of the last connection that was established
-        self._software = software
         self.failure: WireError | None = None  # why the state is FAILED
-        self._manual = manual_streams
-        self._manual_set: set[int] = set()
+        self._manual: set[int] = set()
         self._outbox = Outbox(self.limits)
         self._sent = Unacknowledged()
         self._windows = ReceiveWindows(self.limits.window, self.limits.max_tracked_streams)
@@ -253,7 +247,7 @@ class Session:
     def _hello(self) -> bytes:
         self._hello_due = False
         self._acknowledged = self._received
-        return make_hello(self.role, self._software, self.limits, self._received)
+        return make_hello(self.role, SOFTWARE_VERSION, self.limits, self._received)
 
     # --- receiving ----------------------------------------------------------------------------------------
 
@@ -311,7 +305,7 @@ class Session:
             )
 
     def _receive_hello(self, data: bytes, events: list[Event]) -> None:
-        hello = accept_hello(data, self.role, self._software, self._sent, self.peer)
+        hello = accept_hello(data, self.role, SOFTWARE_VERSION, self._sent, self.peer)
         if self._eager:
             self._sent.acknowledge(hello.received)
         else:
@@ -373,7 +367,7 @@ class Session:
                 self._windows.expect(stream, self._assembly.missing(stream))
             return
         event = MessageReceived(message.header, message.buffers, stream, message.nbytes, refused=message.refused)
-        if stream in self._manual_set or (self._manual is not None and self._manual(stream)):
+        if stream in self._manual:
             self._windows.hold(stream, message.nbytes)
             event.held = message.nbytes
         events.append(event)
@@ -381,12 +375,12 @@ class Session:
     # --- flow control -----------------------------------------------------------------------------------------
 
     def manual(self, stream: int) -> None:
-        """From now on, messages of ``stream`` hold their credit until ``consume``."""
-        self._manual_set.add(stream)
+        """Messages of ``stream`` that are completed from now on hold their credit until ``consume``."""
+        self._manual.add(stream)
 
     def automatic(self, stream: int) -> None:
         """Reverts ``manual``. Messages that were already delivered must still be consumed."""
-        self._manual_set.discard(stream)
+        self._manual.discard(stream)
 
     def consume(self, message: MessageReceived) -> None:
         """The application has processed ``message``, so its credit is granted again. Idempotent."""

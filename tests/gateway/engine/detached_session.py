@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshgate_gateway.engine.detached.holders import Applicant
-from meshgate_wire import Role, Session
 from meshgate_wire.messages import (
     Attached,
     Call,
@@ -11,7 +10,7 @@ from meshgate_wire.messages import (
     Done,
     MeshRef,
 )
-from tests.gateway.engine.in_memory import EngineClient
+from tests.gateway.engine.in_memory import EngineClient, client_session
 
 
 def applicant(name: str, *, takes_over: bool = False) -> Applicant:
@@ -40,7 +39,7 @@ async def take_over(client: EngineClient) -> None:
     client.closed.clear()
     client.received.clear()
     client._arriving.clear()
-    client.session = Session(Role.CLIENT, manual_streams=lambda stream: stream > 0)
+    client.session = client_session()
     client.session.connection_made()
     client.engine.link.connection_opened(client)  # type: ignore[arg-type]
     await client.until(lambda: client.of(Attached))

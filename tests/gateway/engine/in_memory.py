@@ -29,11 +29,20 @@ from tests.gateway.engine.fakes import WAIT_TIMEOUT, FakeMonarch
 K = TypeVar("K")
 PIECE = bytes(100_000)
 MANY = 1000  # pieces: 100 MB, many flow-control windows
+STREAMS = 10_000  # more than any of these tests uses
 
 
 def call(number: int, actors: int, *, adverb: str = "call", region: Region | None = None) -> Call:
     target = MeshRef(object=actors, region=region)
     return Call(call=number, target=target, endpoint="step", adverb=adverb)  # type: ignore[arg-type]
+
+
+def client_session() -> Session:
+    """Of a client whose program consumes all messages itself, except those of the control stream."""
+    session = Session(Role.CLIENT)
+    for stream in range(1, STREAMS):
+        session.manual(stream)
+    return session
 
 
 class EngineClient:
@@ -48,7 +57,7 @@ class EngineClient:
         self.connected: list[bool] = []
         self.closed: list[str] = []
         self.engine = Engine(self.monarch, self._find_hosts, self.connected.append)
-        self.session = Session(Role.CLIENT, manual_streams=lambda stream: stream > 0)
+        self.session = client_session()
         self.received: list[MessageReceived] = []
         self.consumes = consumes
         self._hosts = hosts

@@ -185,7 +185,7 @@ class ConnectionThread:
         self.established: FutureProxy[None] = FutureProxy()
         self._settings = settings
         self._listener = listener
-        self._session = Session(Role.CLIENT, manual_streams=None, views=True)
+        self._session = Session(Role.CLIENT, views=True)
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="meshgate-connection", daemon=True)
         # Shared with callers:
