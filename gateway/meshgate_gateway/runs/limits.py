@@ -94,7 +94,7 @@ def _memory_files(proc: Path = PROC, groups: Path = Path("/sys/fs/cgroup")) -> I
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if not controllers or "memory" in controllers.split(","):  # several may be mounted together
             top, name = (groups, "memory.max") if not controllers else (groups / "memory", "memory.limit_in_bytes")
             group = top / path.strip("/")
             yield from (each / name for each in (group, *group.parents) if each == top or top in each.parents)

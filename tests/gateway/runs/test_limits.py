@@ -126,7 +126,7 @@ def test_the_default_is_a_part_of_the_machine() -> None:
 
 def test_the_memory_of_every_control_group_around_counts(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("4:memory:/slurm/job_1\n3:cpu:/slurm\n0::/pod/container\n")
+    (tmp_path / "self/cgroup").write_text("4:hugetlb,memory:/slurm/job_1\n3:cpu:/slurm\n0::/pod/container\n")
     files = [str(path.relative_to(tmp_path)) for path in _memory_files(tmp_path, tmp_path)]
     assert files == [
         *("memory/slurm/job_1/memory.limit_in_bytes", "memory/slurm/memory.limit_in_bytes"),
