@@ -261,17 +261,27 @@ class ReloadPlan:
             for name in self.to_reload:
                 change.clear(name, gone[name])
             finder.execute(self.to_reload, self.vanished)
+            for name in self._without_package():
+                change.drop(name)
             self._bind_compiled_parts()
         except BaseException:
             change.roll_back()
             raise
         old = old_classes(kinds, (*self.to_reload, *self.vanished))
-        if old:
-            change.restore_names(gone)
         # A package whose __init__.py is gone has been imported again as a namespace package, for its parts; or no
         # import path leads to it any more, and its parts are gone with it.
         vanished = [name for name in self.current if name not in sys.modules]
+        change.restore_names(gone if old else {name: gone[name] for name in vanished if name in gone})
         return Reloaded(tuple(finder.done), tuple(vanished), old)
+
+    def _without_package(self) -> list[str]:
+        """The source modules that did not change but are in a package that is gone with this reload."""
+        return [
+            name
+            for name, file in self.new.items()
+            if name in sys.modules and not file.endswith(EXTENSIONS)
+            if any(each in self.current and each not in sys.modules for each in _packages_of(name))
+        ]
 
     def _bind_compiled_parts(self) -> None:
         """Binds compiled modules, which are not imported again, in packages that have become namespace packages."""
@@ -479,7 +489,7 @@ class _ReloadFinder(importlib.abc.MetaPathFinder):
                         if each in self._modules or each in removed:
                             importlib.import_module(each)
                 except ModuleNotFoundError as error:
-                    if error.name not in packages:  # an import of its own failed
+                    if error.name not in packages or error.name not in removed:  # an import of its own failed
                         raise
         finally:
             sys.meta_path.remove(self)
@@ -568,7 +578,7 @@ class _Transaction:
     def restore_names(self, gone: Mapping[str, Iterable[str]]) -> None:
         """Restores removed names that the code of live objects may still use."""
         for module, before in self._before:
-            for each in gone[module.__name__]:
+            for each in gone.get(module.__name__, ()):
                 if each in before:
                     vars(module).setdefault(each, before[each])
 

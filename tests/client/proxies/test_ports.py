@@ -176,7 +176,7 @@ def test_a_dropped_channel_gives_up_the_credit_of_its_unread_messages(gateway: S
         deliver(gateway, port, bytes(3_000_000))
     wait_for(lambda: wire._windows.held > 6_000_000, "both messages")
     del port, receiver
-    wait_for(lambda: not wire._windows.held and stream not in wire._manual_set, "the credit")
+    wait_for(lambda: not wire._windows.held and stream not in wire._manual, "the credit")
 
 
 def test_the_laptop_cannot_send_exceptions(client: Client) -> None:
