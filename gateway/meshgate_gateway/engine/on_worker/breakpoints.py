@@ -71,7 +71,9 @@ class Dialogue:
         self._recent, self._dropped = "", 0
 
     def _send(self, text: str) -> None:
-        data = text.encode(errors="replace") if self.attached else b""
+        if not self.attached:
+            return
+        data = text.encode(errors="replace")
         # A program may have set SIGPIPE back to ending the process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
         try:
