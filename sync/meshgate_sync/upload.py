@@ -263,8 +263,9 @@ class Sender:
 
     def _offer_messages(self, tree: Directory, delta: Delta, data: bytes) -> tuple[Message, ...]:
         pieces: list[tuple[bytes, bytes]] = []
+        places = self._places[tree.digest] = _places(delta, tree)
         if transfer_size(delta) <= INLINE_LIMIT:
-            read = {digest: self._read(digest, place) for digest, place in _places(delta, tree).items()}
+            read = {digest: self._read(digest, place) for digest, place in places.items()}
             # Files that changed after the scan are left out; when the engine requests them it gets SyncGone.
             pieces = [(digest, data) for digest, data in read.items() if data is not None]
         buffers = [compress(data)]
@@ -301,10 +302,11 @@ class Sender:
         if tree is None:
             yield self._count((SyncGone(root=header.root), ()))
             return
-        places = self._places.get(root)
-        if places is None:
+        wanted = split_digests(digests)
+        places = self._places.get(root, {})
+        if not places.keys() >= set(wanted):  # the engine lost others too, or has nothing
             places = self._places[root] = _places(full_delta(tree), tree)
-        batches = _batches(split_digests(digests), places)
+        batches = _batches(wanted, places)
         for message in _prefetched(lambda batch: self._make_pack(header.root, batch, places), batches):
             yield self._count(message)
             if isinstance(message[0], SyncGone):

@@ -84,6 +84,7 @@ def copy(objects: Objects, tree: Directory, path: bytes) -> None:
 
 def update(objects: Objects, path: bytes, old: Directory, new: Directory) -> None:
     """Updates the directory ``path`` from ``old`` to ``new``. Raises ObjectsDamaged."""
+    directories = {path}
     for operation in diff(old, new).operations:
         entry = path + b"/" + operation.path
         if isinstance(operation, Remove):
@@ -93,7 +94,10 @@ def update(objects: Objects, path: bytes, old: Directory, new: Directory) -> Non
         if isinstance(node, Directory):
             os.makedirs(entry, 0o755)
             continue
-        os.makedirs(os.path.dirname(entry), 0o755, exist_ok=True)
+        above = os.path.dirname(entry)
+        if above not in directories:  # no later operation removes it
+            os.makedirs(above, 0o755, exist_ok=True)
+            directories.add(above)
         _remove(entry)
         if isinstance(node, File):
             _put(objects, node, entry)

@@ -8,7 +8,7 @@ would outweigh what they save; with larger ones a changed byte would move more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from pyfastcdc import FastCDC
 
@@ -44,24 +44,29 @@ def _collect(pieces: Iterator[Piece]) -> tuple[tuple[Piece, ...], int]:
 
 
 def _cut_large(read: Callable[[int], bytes], window: bytes) -> Iterator[Piece]:
-    """Reads and cuts one window while the one before it is hashed by other threads."""
-    hashing: list[Future[list[Piece]]] = []
+    """Reads and cuts one window while the one before it is hashed by other threads. A file of one window is not worth
+    a thread."""
+    parts, rest, ended = _next_window(read, window)
+    if ended:
+        yield from _hashed(parts)
+        return
     with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="meshgate-hash") as pool:
-        ended = False
+        hashing = [pool.submit(_hashed, share) for share in _shares(parts)]
         while not ended:
-            more = _read_up_to(read, _WINDOW - len(window))
-            ended = len(window) + len(more) < _WINDOW
-            window += more
-            parts, rest = _parts(memoryview(window), ended=ended)
-            if ended and not hashing:
-                yield from _hashed(parts)  # a file of one window is not worth a thread
-                return
-            before, hashing = hashing, [pool.submit(_hashed, share) for share in _shares(parts)]
-            for pieces in before:
+            parts, rest, ended = _next_window(read, rest)
+            for pieces in hashing:
                 yield from pieces.result()
-            window = bytes(rest)
+            hashing = [pool.submit(_hashed, share) for share in _shares(parts)]
         for pieces in hashing:
             yield from pieces.result()
+
+
+def _next_window(read: Callable[[int], bytes], window: bytes) -> tuple[list[memoryview], bytes, bool]:
+    """The complete pieces of a window that begins with ``window``, the bytes after them, and whether the file ended."""
+    more = _read_up_to(read, _WINDOW - len(window))
+    ended = len(window) + len(more) < _WINDOW
+    parts, rest = _parts(memoryview(window + more), ended=ended)
+    return parts, bytes(rest), ended
 
 
 def _parts(view: memoryview, *, ended: bool) -> tuple[list[memoryview], memoryview]:
