@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 import meshgate as kt
 from meshgate import Actor, current_rank, endpoint
+from meshgate_sync.store.place import default_home
 
 RELEASED = threading.Event()  # of this process, where the threads of a FakeJob cannot be killed
 
@@ -185,6 +187,12 @@ class Reader(Actor):
     @endpoint
     def read(self, name: str) -> str:
         return next(Path(path, name).read_text() for path in sys.path if Path(path, name).is_file())
+
+    @endpoint
+    def remove_snapshots(self) -> None:
+        """Removes every version of this host, as a person may who needs the space."""
+        shutil.rmtree(Path(default_home(), "snapshots"))
+        Path(default_home(), "snapshots").mkdir()
 
     @endpoint
     def end_siblings(self) -> int:

@@ -30,7 +30,7 @@ from meshgate.testing import NetworkProxy
 from meshgate_sync.upload import Sender
 from tests.end_to_end.probes import Reader
 from tests.projects import project_in
-from tests.waiting import DEADLINE
+from tests.waiting import DEADLINE, wait_for
 
 PROMPT = 45.0  # seconds: half of what a relay may take, and far less than a version may
 
@@ -61,6 +61,23 @@ def test_a_host_whose_relay_died_gets_a_new_relay_and_the_newest_version(job: An
     sync_for(job._client, None).code.push(wait=False)
     assert notes(hosts) == ["two", "two"]
     assert list(reader.read.call("note").get(timeout=60).values()) == ["one", "one"]
+
+
+def test_code_that_was_removed_from_a_host_is_named_and_synced_again(job: Any) -> None:
+    hosts = job.state().workers
+    job.sync(quiet=True)
+    hosts.slice(hosts=0).spawn_procs().spawn("reader", Reader).remove_snapshots.call().get(timeout=60)
+    with pytest.raises(MeshgateError, match=r"version .* (is not in|has been removed from) .*sync again"):
+        notes(hosts)
+
+    def have_it_again() -> bool:
+        try:
+            job.sync(quiet=True)
+            return notes(hosts) == ["one", "one"]
+        except MeshgateError:  # before the host's agent has looked, or while this driver learns of it
+            return False
+
+    wait_for(have_it_again, "the code to be synced again")
 
 
 def test_a_sync_names_a_lost_host_and_does_not_delay_the_others(job: Any, project: Path) -> None:

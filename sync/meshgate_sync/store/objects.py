@@ -64,9 +64,19 @@ class Objects:
         now = time.time()
         if now - status.st_atime > _RENEWED_AFTER:
             os.utime(path, (now, modified_at(file)))
-        if file.pieces and file.pieces[-1].digest not in self._places:
+        if path not in self._files or any(piece.digest not in self._places for piece in file.pieces):
             self._learn(path, file)
         return True
+
+    def unwritten(self, file: File) -> int:
+        """The bytes that ``file`` still needs on the disk, at most: an unfinished one has some of them."""
+        try:
+            return max(file.size - os.stat(self._partial(file)).st_blocks * 512, 0)
+        except FileNotFoundError:
+            return file.size
+
+    def _partial(self, file: File) -> str:
+        return os.path.join(self._work, _PARTIAL + file.key)
 
     def is_unchanged(self, file: File, entry: str | bytes | None = None, *, directory: int | None = None) -> bool:
         """Whether the object, or the file ``entry`` that was made of it, has the size and time it was written with.
@@ -118,7 +128,7 @@ class Objects:
         """The unfinished large file, with what an earlier attempt left of it. All versions that need it share it."""
         assembly = self._assemblies.get(file.key)
         if assembly is None:
-            assembly = Assembly(self, os.path.join(self._work, _PARTIAL + file.key), file)
+            assembly = Assembly(self, self._partial(file), file)
             self._assemblies[file.key] = assembly
         return assembly
 
@@ -196,6 +206,7 @@ class Objects:
 
     def _learn(self, path: str, file: File) -> None:
         self._files[path] = file
+        self._placed.pop(path, None)
         for offset, piece in file.offsets():
             self.place(path, offset, piece.digest, piece.size)
 
@@ -343,8 +354,8 @@ def distinct_objects(files: Iterable[File]) -> list[File]:
 class Fetch:
     """Collects the objects of one version.
 
-    ``files`` are those of ``tree`` that may be missing. Pieces found in other objects are copied at once; the rest
-    is ``missing``: digest to size.
+    ``files``: those of ``tree`` that are not here yet, each object once. Pieces found in other objects are copied at
+    once; the rest is ``missing``: digest to size.
     """
 
     def __init__(self, objects: Objects, tree: Directory, files: Iterable[File]) -> None:
@@ -353,9 +364,8 @@ class Fetch:
         self._objects = objects
         self._single: dict[bytes, list[File]] = {}
         self._parts: dict[bytes, list[Assembly]] = {}
-        for file in distinct_objects(files):
-            if not objects.use(file):
-                self._expect(file)
+        for file in files:
+            self._expect(file)
 
     @property
     def complete(self) -> bool:

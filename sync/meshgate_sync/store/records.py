@@ -36,6 +36,8 @@ class Records:
         """Records ``tree``, as a delta of ``base`` if that is known and its chain of deltas is short."""
         root = tree.digest
         if root in self.trees:
+            if not os.path.lexists(self._path(root)):  # another process has removed it, and recorded its deltas in full
+                self._write(tree, full_delta(tree))
             return
         known = self.trees.get(base)
         if known is None or self._chain(base) >= _LONGEST_CHAIN or not os.path.lexists(self._path(base)):

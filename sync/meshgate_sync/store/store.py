@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..errors import BaseUnknown, ObjectsDamaged, StoreError, StoreFull
 from ..tree.delta import Delta, PutFile, Splice, patch
-from ..tree.tree import Directory, File, files, lookup
+from ..tree.tree import Directory, File, files, lookup, short
 from .home import is_unlocked, locked
 from .objects import Fetch, Objects, distinct_objects
 from .place import disk_of, used_up
@@ -91,12 +91,12 @@ class Store:
             needed = _files_put_by(delta, tree)
         try:
             with store_errors(self.home):
-                fetch = Fetch(self.objects, tree, needed)
-                _require_space(self.home, fetch)
-                self._fetches[delta.root] = fetch
+                absent = [file for file in distinct_objects(needed) if not self.objects.use(file)]
+                _require_space(self.home, sum(map(self.objects.unwritten, absent)))
+                self._fetches[delta.root] = Fetch(self.objects, tree, absent)
         finally:
             self._close_assemblies()
-        return fetch
+        return self._fetches[delta.root]
 
     def tree(self, root: bytes) -> Directory | None:
         """A version that is recorded or being fetched."""
@@ -168,9 +168,11 @@ class Store:
         return self.snapshots.path(root)
 
     def hold(self, root: bytes, owner: str) -> None:
-        """See ``Snapshots.hold``. Raises StoreError."""
+        """See ``Snapshots.hold``. Raises StoreError, also if the snapshot was removed after ``finish``."""
         with store_errors(self.home):
             self.snapshots.hold(owner, root)
+        if root in self._complete and not self.ready(root):
+            raise StoreError(f"version {short(root)} has been removed from {self.home} by another program; sync again")
 
     def copy_version(self, root: bytes, path: str) -> None:
         """Writes version ``root`` as a new directory ``path`` of its own: whatever is written there, the store stays as
@@ -314,9 +316,9 @@ def _lock(directory: str) -> int:
     return handle
 
 
-def _require_space(home: str, fetch: Fetch) -> None:
+def _require_space(home: str, need: int) -> None:
     """Raises StoreFull before a disk is filled to the last byte, at the cost of all other programs that write there."""
-    need, disk = sum(fetch.missing.values()), disk_of(home)
+    disk = disk_of(home)
     free = disk.f_bavail * disk.f_frsize
     if disk.f_blocks and need > free:  # some file systems, such as ramfs, do not know their size
         raise StoreFull(home, free, need)

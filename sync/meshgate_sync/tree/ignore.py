@@ -35,7 +35,7 @@ _VERSION_CONTROL = (".git", ".hg", ".svn")
 
 DEFAULTS = (
     *_VERSION_CONTROL,
-    ".venv/", "venv/", ".tox/", ".nox/", ".direnv/", "node_modules/",
+    ".venv", "venv", ".tox/", ".nox/", ".direnv/", "node_modules",  # also links to shared ones
     "__pycache__/", "*.pyc", "*.pyo",
     ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".hypothesis/", ".cache/", ".ipynb_checkpoints/",
     ".coverage", ".coverage.*",

@@ -75,6 +75,33 @@ def test_a_corrupt_piece_is_not_read(host: Host, content: Content) -> None:
     assert host.store.read(b"x" * 32) is None
 
 
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_a_store_that_is_opened_again_reads_every_piece(tmp_path: Path, content: Content, snapshots: bool) -> None:
+    end = b"the same end"
+    tree = content.tree({b"one": b"1" * 16 + b"3" * 16 + end, b"two": b"2" * 16 + b"3" * 16 + end, b"three": end})
+    host = Host(tmp_path / "home", content, snapshots=snapshots)
+    host.sync(tree)
+    host.reopen()
+    fetched = host.fetched
+    host.sync(tree)
+    assert {digest: host.store.read(digest) for digest in content.pieces} == content.pieces
+    assert host.fetched == fetched
+
+
+def test_a_piece_of_a_deleted_object_is_read_from_another_one(tmp_path: Path, content: Content) -> None:
+    end = b"the same end"
+    tree = content.tree({b"one": b"1" * 16 + end, b"two": b"2" * 16 + end})
+    host = Host(tmp_path / "home", content, snapshots=False)
+    host.sync(tree)
+    for deleted in objects(host):
+        kept = deleted.read_bytes()
+        deleted.unlink()
+        assert None in [host.store.read(digest) for digest in content.pieces]
+        host.sync(tree)
+        assert {digest: host.store.read(digest) for digest in content.pieces} == content.pieces
+        assert deleted.read_bytes() == kept
+
+
 def test_a_deleted_object_is_missing_again(host: Host, content: Content) -> None:
     tree = content.tree({b"a": b"some content"})
     host.sync(tree)

@@ -40,3 +40,16 @@ def test_processes_use_each_others_records(tmp_path: Path, content: Content) -> 
     two.sync(third, first)
     two.reopen()
     assert {second.digest, third.digest} <= two.store.records.trees.keys()
+
+
+def test_a_version_that_another_process_removed_is_recorded_again(tmp_path: Path, content: Content) -> None:
+    one, two = Host(tmp_path / "home", content), Host(tmp_path / "home", content)
+    first, second = content.tree({b"a": b"1"}), content.tree({b"a": b"2"})
+    one.sync(first)
+    one.sync(second, first)
+    two.store.records.remove(first.digest)
+    one.sync(first, second)
+    one.sync(content.tree({b"a": b"3"}), first)
+    two.reopen()
+    assert two.store.ready(first.digest)
+    assert {first.digest, second.digest} <= two.store.records.trees.keys()

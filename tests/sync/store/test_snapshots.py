@@ -3,13 +3,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from meshgate_sync.errors import ObjectsDamaged, VersionUnavailable
+from meshgate_sync.errors import ObjectsDamaged, StoreError, VersionUnavailable
 from meshgate_sync.store.gc import Policy, collect
 from meshgate_sync.store.home import open_version, snapshot_path
 from meshgate_sync.store.store import Store
@@ -261,6 +262,17 @@ def test_a_hold_lasts_ten_minutes(host: Host, content: Content) -> None:
     collect(host.store, Policy(keep_newest=0, max_age=0.0, grace_period=0.0))
     assert not host.store.ready(first.digest)
     assert not note.exists()
+
+
+def test_a_snapshot_that_another_program_removed_cannot_be_held_and_is_made_again(host: Host, content: Content) -> None:
+    tree = content.tree({b"a": b"1"})
+    path = Path(host.sync(tree))
+    shutil.rmtree(path)
+    with pytest.raises(StoreError, match=r"has been removed from .*; sync again"):
+        host.store.hold(tree.digest, "me")
+    host.sync(tree)
+    host.store.hold(tree.digest, "me")
+    assert on_disk(path) == {b"a": b"1"}
 
 
 @pytest.mark.parametrize("stale", [False, True])

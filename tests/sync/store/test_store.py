@@ -5,6 +5,7 @@ import errno
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from meshgate_sync.store.home import open_version, snapshot_path
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import diff, full_delta
 from meshgate_sync.tree.tree import EMPTY, NOTHING
-from tests.sync.store.store_host import ANY, MODEL, Crash, Host, crashing, damage, objects
+from tests.sync.store.store_host import ANY, MODEL, Crash, Host, crashing, damage, objects, partials
 from tests.sync.trees import Content, models, on_disk, plain
 
 
@@ -210,6 +211,20 @@ def test_a_disk_that_is_full_at_any_point_raises_and_the_store_recovers(tmp_path
         host.store.close()
         after += 1
     assert after > 10
+
+
+def test_a_changed_large_file_needs_its_whole_size_before_anything_is_written(
+    host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = content.tree({b"large": bytes(64_000)}), content.tree({b"large": bytes(64_000) + b"more"})
+    host.sync(before)
+    disk = SimpleNamespace(f_bavail=63, f_frsize=1000, f_blocks=100)
+    monkeypatch.setattr("meshgate_sync.store.store.disk_of", lambda _: disk)
+    with pytest.raises(StoreFull, match=r"0\.1 MB are needed, and 0\.1 MB are free"):
+        host.store.prepare(diff(before, after))
+    assert partials(host) == []
+    disk.f_bavail = 65
+    host.sync(after, before)
 
 
 def test_other_disk_errors_name_the_store(host: Host, content: Content, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,11 @@ def test_defaults_exclude_what_is_not_code(path: str) -> None:
     assert ignored(Rules.base(), path, directory=True)
 
 
+@pytest.mark.parametrize("path", [".venv", "a/venv", "node_modules"])
+def test_defaults_exclude_links_to_shared_environments(path: str) -> None:
+    assert ignored(Rules.base(), path, directory=False)
+
+
 @pytest.mark.parametrize("path", ["env", "src", "build", "data.csv", ".github"])
 def test_defaults_include_what_may_be_code(path: str) -> None:
     assert not ignored(Rules.base(), path, directory=True)

@@ -23,7 +23,7 @@ from typing import Any
 from monarch.actor import Actor, concurrent_endpoint, context, endpoint
 
 from meshgate_gateway.engine.on_worker.kept_values import Kept, describe, frame_limit, process_store, require_frame
-from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
+from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources, sync_errors
 from meshgate_processes.marks import SYNC_AGENT
 
 Address = tuple[str, int]
@@ -89,7 +89,7 @@ class ProcessReloader(Actor):
         package = import_sources(self._sources)
         home: Any = importlib.import_module(f"{package}.store.home")
         reloading: Any = importlib.import_module(f"{package}.reload")
-        with reloading.RELOAD_LOCK:
+        with sync_errors(package), reloading.RELOAD_LOCK:
             before = home.active_paths()
             version = home.open_version(home.default_home(), root)
             try:

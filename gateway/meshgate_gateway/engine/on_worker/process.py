@@ -26,7 +26,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -308,9 +308,22 @@ def import_sources(sources: Sources) -> str:
 
 def activate(sources: Sources, root: str, paths: Sequence[str]) -> str:
     """Makes this process run from version ``root`` of its host's store, and returns the snapshot's directory."""
-    home: Any = importlib.import_module(f"{import_sources(sources)}.store.home")
-    path: str = home.activate(home.default_home(), root, paths)
+    package = import_sources(sources)
+    home: Any = importlib.import_module(f"{package}.store.home")
+    with sync_errors(package):
+        path: str = home.activate(home.default_home(), root, paths)
     return path
+
+
+@contextlib.contextmanager
+def sync_errors(package: str) -> Iterator[None]:
+    """Raises the errors of ``package`` as RuntimeError: the engine does not have their classes, so it could not
+    unpickle them."""
+    errors: Any = importlib.import_module(f"{package}.errors")
+    try:
+        yield
+    except errors.SyncError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def apply_image() -> None:
@@ -339,6 +352,8 @@ def apply_image() -> None:
     if variables:
         replaced = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables, MESHGATE_IMAGE_REPLACED=json.dumps(replaced))
+        if variables.keys() & {"MESHGATE_HOME", "XDG_CACHE_HOME", "HOME", "TMPDIR"}:  # what is in the home stays there
+            os.environ["MESHGATE_HOME"] = home
     if image.get("directory"):
         os.chdir(image["directory"])
 

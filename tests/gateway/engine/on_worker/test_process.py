@@ -5,6 +5,7 @@ import fcntl
 import importlib
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -17,8 +18,17 @@ from typing import Any
 
 import pytest
 
+from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, worker_sources
 from meshgate_gateway.engine.on_worker import process
-from meshgate_gateway.engine.on_worker.process import apply_image, connect, descendants, import_sources, lock_packages
+from meshgate_gateway.engine.on_worker.process import (
+    activate,
+    apply_image,
+    connect,
+    descendants,
+    import_sources,
+    lock_packages,
+)
+from meshgate_sync.store.place import default_home
 from tests.gateway.server_process import DEADLINE, wait_gone
 from tests.waiting import wait_for
 
@@ -159,6 +169,26 @@ def test_the_variables_and_the_directory_of_image_steps_are_applied(home: Path) 
     assert os.environ["MODE"] == "fast"
     assert json.loads(os.environ["MESHGATE_IMAGE_REPLACED"]) == {"MODE": "before"}
     assert Path.cwd() == home / "data"
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME", "MESHGATE_HOME", "TMPDIR"])
+def test_variables_of_an_image_do_not_move_the_store_of_the_host(
+    home: Path, tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CACHE_HOME", "MESHGATE_HOME"):
+        monkeypatch.delenv(name)
+    store = Path(default_home())
+    store.mkdir(parents=True)
+    (store / "environment.json").write_text(json.dumps({"variables": {variable: "/elsewhere"}}))
+    apply_image()
+    assert default_home() == str(store)
+
+
+def test_a_version_that_is_not_here_raises_an_error_that_the_engine_can_read(home: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"version abababababab is not in .*; sync again") as caught:
+        activate(worker_sources(PROCESS_MODULES), "ab" * 32, [""])
+    assert type(pickle.loads(pickle.dumps(caught.value))) is RuntimeError
 
 
 def test_installed_packages_precede_those_of_the_interpreter(home: Path) -> None:
