@@ -93,6 +93,9 @@ class Client:
 
     # --- distributor.Uploader
 
+    def connection(self) -> object:
+        return self
+
     def request_pieces(self, root: bytes, digests: tuple[bytes, ...]) -> None:
         answers = self._sender.answer_wants(SyncWants(root=root.hex()), join_digests(digests))
         asyncio.get_running_loop().call_soon(lambda: self._deliver(answers))

@@ -45,7 +45,7 @@ _FROM_GATEWAY: TypeAdapter[SyncNeed | SyncWants | SyncStatus] = TypeAdapter(
 )
 
 
-SYNC_TIMEOUT = 600.0  # seconds
+SYNC_TIMEOUT = 600.0  # seconds without progress, while the session is connected
 _REMEMBERED = 64  # versions
 _LISTED_HOSTS = 8  # in an error message
 
@@ -115,7 +115,9 @@ class CodeSync:
         self._report_thread = SerialThread("meshgate-sync-reports")
         self._pushing = threading.Lock()
         objects = client.objects
-        self._checks = SessionChecks(lambda: client.error, objects.attach_failures, objects.ranks_of_hosts)
+        self._checks = SessionChecks(
+            lambda: client.error, objects.attach_failures, objects.ranks_of_hosts, self._progress
+        )
         self._versions = PushedVersions(self._checks)
         self._consecutive_changes = 0
         self._busy = BusyFiles()
@@ -186,6 +188,12 @@ class CodeSync:
         return progress
 
     # --- pushing
+
+    def _progress(self) -> object:
+        """Changes while pieces are sent, and while there is no connection."""
+        if not self._client.connected:
+            return object()
+        return self._sender.bytes_sent, self._client.statistics().connections
 
     def _push(self, changed: Iterable[str] | None) -> _PendingPush:
         started = time.perf_counter()
@@ -360,11 +368,13 @@ def _check_syntax(path: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class SessionChecks:
     """``error`` returns why the session has ended, or None; ``attach_failure`` why no hosts are attached, or ``""``.
-    ``ranks(hosts)`` returns the mesh of these hosts, and the hosts by rank."""
+    ``ranks(hosts)`` returns the mesh of these hosts, and the hosts by rank. ``progress`` returns another value after
+    code was sent, and without a connection."""
 
     error: Callable[[], BaseException | None]
     attach_failure: Callable[[], str]
     ranks: Callable[[Iterable[str]], tuple[str, dict[int, str]]]
+    progress: Callable[[], object]
 
 
 class PushedVersions:
@@ -410,11 +420,11 @@ class PushedVersions:
     def wait(self, version: str, progress: Callable[[SyncStatus], None] | None = None) -> SyncStatus:
         """Waits until every host has ``version`` or a newer one, or the newest has failed on a host.
 
-        Returns that status. Raises StepFailedError if no host is attached, StaleCodeError on a timeout and after
-        ``close``, and the session's error if it has ended.
+        Returns that status. Raises StepFailedError if no host is attached, StaleCodeError after ``close`` or if nothing
+        moved for ``SYNC_TIMEOUT``, and the session's error if it has ended.
         """
-        deadline = time.monotonic() + SYNC_TIMEOUT
         reported: SyncStatus | None = None
+        before, deadline = (reported, self._session.progress()), time.monotonic() + SYNC_TIMEOUT
         with self._changed:
             while True:
                 for status in self._statuses_since(version):
@@ -429,9 +439,12 @@ class PushedVersions:
                         return newest
                 self._raise_if_hopeless(version, newest)
                 remaining = deadline - time.monotonic()
-                if remaining <= 0:
+                if remaining > 0:
+                    self._changed.wait(min(remaining, 0.5))
+                elif (now := (reported, self._session.progress())) != before:
+                    before, deadline = now, time.monotonic() + SYNC_TIMEOUT
+                else:
                     raise StaleCodeError(_timeout_message(version, newest))
-                self._changed.wait(min(remaining, 0.5))
 
     def _raise_if_hopeless(self, version: str, newest: SyncStatus | None) -> None:
         if (error := self._session.error()) is not None:
@@ -472,4 +485,4 @@ def raise_if_failed(status: SyncStatus, session: SessionChecks) -> None:
 
 def _timeout_message(version: str, status: SyncStatus | None) -> str:
     ready = f"{status.ready} of {status.hosts} hosts have it" if status else "no host has reported"
-    return f"code version {version[:12]} did not reach every host within {SYNC_TIMEOUT:.0f} s: {ready}"
+    return f"code version {version[:12]} did not reach every host: {ready}, and nothing moved for {SYNC_TIMEOUT:.0f} s"

@@ -467,6 +467,10 @@ class ClientSession:
         """The error that ended the session; None while it lasts."""
         return self._connection.error
 
+    @property
+    def connected(self) -> bool:
+        return self._connection.connected
+
     def statistics(self) -> Statistics:
         return self._connection.statistics()
 

@@ -215,7 +215,9 @@ class Engine:
             set_up_process=self._set_up_process,
             end_processes=self.streams.drop,
         )
-        self.code = code = CodeSync(self._objects, self.link.send, make_agents, host, self._metrics)
+        self.code = code = CodeSync(
+            self._objects, self.link.send, make_agents, host, self._metrics, self.link.connection
+        )
         self._telemetry = Telemetry(
             monarch,
             self.link.send,

@@ -8,7 +8,7 @@ be, is turned into the next one on the hosts. So processes are started from a ve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,12 +106,15 @@ class VersionTracker:
             status.ready.discard(host)
             status.failed.pop(host, None)
 
-    async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:
+    async def wait(
+        self, root: bytes, hosts: Iterable[str], timeout: float, progress: Callable[[], object] = lambda: None
+    ) -> None:
         """Until all ``hosts`` are ready for ``root``. Raises HostsBehind, naming those that are not: as soon as one
-        cannot be or the gateway cannot distribute the version, and after ``timeout`` seconds."""
+        cannot be or the gateway cannot distribute the version, and after ``timeout`` seconds in which neither
+        ``progress()`` nor the number of hosts that are ready has changed."""
         wanted = set(hosts)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        before, deadline = (progress(), len(self.status(root).ready)), loop.time() + timeout
         while True:
             behind = self._behind(root, wanted)
             if not behind:
@@ -124,6 +127,9 @@ class VersionTracker:
                 if waiter in self._waiters.get(root, []):
                     self._waiters[root].remove(waiter)
             if not waiter.done():
+                if (now := (progress(), len(self.status(root).ready))) != before:
+                    before, deadline = now, loop.time() + timeout
+                    continue
                 late = f"did not acknowledge it within {timeout:.0f} s"
                 reasons = {name: f"{late}; it {problem}" for name, problem in self._unreachable.items() if problem}
                 raise HostsBehind(root.hex(), {name: reasons.get(name, late) for name in sorted(behind)})
@@ -177,6 +183,10 @@ class Uploader(Protocol):
         """A host became ready or failed (SyncStatus)."""
         ...
 
+    def connection(self) -> object:
+        """The client's connection, to compare; None while there is none."""
+        ...
+
 
 class Distributor:
     """The distributor of one session. ``owner`` names the session; ``fanout`` and ``stripes`` are as in ``plan``. Runs
@@ -197,6 +207,7 @@ class Distributor:
         self._routes: dict[str, Routes] = {}
         self._offered: list[bytes] = []
         self._opened: set[bytes] = set()
+        self._supplied = 0
         self._trees: dict[bytes, Directory] = {}
 
     async def start(self, bind: str = "127.0.0.1", port: int = 0) -> Address:
@@ -331,19 +342,29 @@ class Distributor:
 
     def supply(self, pieces: list[tuple[bytes, bytes]]) -> None:
         """Pieces that were requested from the client, their digests checked by ``protocol.unpack``."""
+        self._supplied += len(pieces)
         self._runner.supply(pieces)
 
     async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:
         """Waits until processes can be started from version ``root`` on these hosts; from then on they hold its
         snapshots. The version may be published later. Raises HostsBehind, naming the hosts that do not have it and
-        why."""
+        why, after ``timeout`` seconds in which nothing moved although the client was connected."""
         self._opened.add(root)
         wanted = set(hosts)
         if not wanted <= self.tracker.status(root).ready and self.has_base(root):
             self._offer_again(root, wanted)
         if self.has_base(root):
             self._runner.hold(root)
-        await self.tracker.wait(root, wanted, timeout)
+        await self.tracker.wait(root, wanted, timeout, self._progress)
+
+    def _progress(self) -> object:
+        """Changes while pieces come from the client or leave for hosts, and while the client is away."""
+        connection = self._uploader.connection()
+        return (self._supplied, self._bytes_sent, connection) if connection is not None else object()
+
+    @property
+    def _bytes_sent(self) -> int:
+        return self._runner.relay.bytes_sent if self._runner.relay is not None else 0
 
     def _offer_again(self, root: bytes, wanted: set[str]) -> None:
         """Announces a version again that was retired meanwhile, or that some of these hosts failed to get."""
@@ -376,9 +397,8 @@ class Distributor:
 
     def _report_progress(self, root: bytes) -> None:
         status = self.tracker.status(root)
-        sent = self._runner.relay.bytes_sent if self._runner.relay is not None else 0
         failed = {**status.failed, **self.tracker.lost_hosts}
         hosts = len(self._hosts.keys() | failed.keys() | self._expected)
         if status.gateway is not None:
             failed[THE_GATEWAY] = status.gateway
-        self._uploader.report_progress(Progress(root, frozenset(status.ready), failed, hosts, sent))
+        self._uploader.report_progress(Progress(root, frozenset(status.ready), failed, hosts, self._bytes_sent))

@@ -171,8 +171,8 @@ class Store:
         """See ``Snapshots.hold``. Raises StoreError, also if the snapshot was removed after ``finish``."""
         with store_errors(self.home):
             self.snapshots.hold(owner, root)
-        if root in self._complete and not self.ready(root):
-            raise StoreError(f"version {short(root)} has been removed from {self.home} by another program; sync again")
+        if root in self._complete and root not in self._fetches and not self.ready(root):
+            raise StoreError(f"version {short(root)} has been removed from {self.home}; sync again")
 
     def copy_version(self, root: bytes, path: str) -> None:
         """Writes version ``root`` as a new directory ``path`` of its own: whatever is written there, the store stays as

@@ -387,9 +387,15 @@ class FakeSession:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.attach_failure = ""
+        self.looks, self.moves = 0, 0
 
     def checks(self) -> SessionChecks:
-        return SessionChecks(lambda: self.error, lambda: self.attach_failure, lambda names: ("workers", {1: "b"}))
+        names = ("workers", {1: "b"})
+        return SessionChecks(lambda: self.error, lambda: self.attach_failure, lambda _: names, self.progress)
+
+    def progress(self) -> object:
+        self.looks += 1
+        return min(self.looks, self.moves)
 
 
 def status(version: str, ready: int = 0, **failed: str) -> SyncStatus:
@@ -485,11 +491,21 @@ def test_closing_ends_a_wait(versions: PushedVersions) -> None:
 
 def test_a_timeout_reports_how_many_hosts_are_ready(versions: PushedVersions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "SYNC_TIMEOUT", 0.0)
-    with pytest.raises(StaleCodeError, match="did not reach every host within 0 s: no host has reported"):
+    with pytest.raises(StaleCodeError, match="every host: no host has reported, and nothing moved for 0 s"):
         versions.wait(ONE)
     versions.update(status(ONE, 1))
     with pytest.raises(StaleCodeError, match="1 of 2 hosts have it"):
         versions.wait(ONE)
+
+
+def test_a_wait_ends_only_after_a_time_in_which_nothing_moved(
+    versions: PushedVersions, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "SYNC_TIMEOUT", 0.01)
+    session.moves = 5
+    with pytest.raises(StaleCodeError, match="nothing moved"):
+        versions.wait(ONE)
+    assert session.looks == 6
 
 
 def test_an_error_names_the_failed_hosts_and_counts_the_rest(session: FakeSession) -> None:

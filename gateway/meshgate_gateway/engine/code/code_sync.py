@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import async_timeout
@@ -42,8 +42,8 @@ from meshgate_wire.messages import SYNC_STREAM, Sync
 
 log = logging.getLogger(__name__)
 
-OFFER_TIMEOUT = 120.0  # seconds that the client may take to offer a version that a spawn names
-DISTRIBUTION_TIMEOUT = 600.0  # seconds that hosts may take to get it
+OFFER_TIMEOUT = 120.0  # seconds in which a connected client offers a version that a spawn names
+DISTRIBUTION_TIMEOUT = 600.0  # seconds without progress on its way to the hosts
 MAX_BASES_NAMED = 64
 MAX_REASON = 4096  # characters
 MAX_REASONS = 100_000  # bytes of JSON of all reasons in a status; a header that contains it needs up to twice as many
@@ -84,10 +84,12 @@ class CodeSync:
     """The engine's side of the sync. ``host`` is the address at which agents reach this process; None: loopback."""
 
     def __init__(
-        self, objects: ObjectTable, send: Send, make_agents: MakeAgents, host: str | None, metrics: EngineMetrics
-    ) -> None:
+        self, objects: ObjectTable, send: Send, make_agents: MakeAgents, host: str | None, metrics: EngineMetrics,
+        connection: Callable[[], object],
+    ) -> None:  # fmt: skip
         self._objects, self._send, self._make_agents, self._host = objects, send, make_agents, host
         self._metrics = metrics
+        self.connection = connection  # of ``Uploader``, for the distributor
         self.secret = secrets.token_bytes(32)
         self._owner = secrets.token_hex(8)
         self._distributor: Distributor | None = None
@@ -218,8 +220,7 @@ class CodeSync:
         try:
             while True:
                 found = self._version(root)
-                async with async_timeout.timeout(OFFER_TIMEOUT):
-                    await found.offered.wait()
+                await self._wait_offered(found)
                 if await run_until((found.superseded, found.rejected), self._wait_on_hosts(root, wanted)):
                     return root.hex()
                 if not found.superseded.done():
@@ -234,6 +235,17 @@ class CodeSync:
             raise stale_code(str(error), error.hosts) from error
         except (SyncError, OSError) as error:
             raise stale_code(f"cannot distribute version {version[:12]} of the code: {error}") from error
+
+    async def _wait_offered(self, version: _Version) -> None:
+        """Raises TimeoutError. Time without the client, such as a laptop that sleeps, does not count."""
+        while not version.offered.is_set():
+            connection = self.connection()
+            try:
+                async with async_timeout.timeout(OFFER_TIMEOUT):
+                    await version.offered.wait()
+            except asyncio.TimeoutError:
+                if connection is not None and self.connection() is connection:
+                    raise
 
     async def _wait_on_hosts(self, root: bytes, hosts: Sequence[str]) -> None:
         distributor = await self.start()
