@@ -65,9 +65,13 @@ def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[s
                 yield [path for _, path in changes]
     except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for most errors of the system
         text = str(error)
-        rename = "rename that file, whose name is not valid UTF-8, and " if "decode path" in text else ""
+        first = ""
+        if "decode path" in text:
+            first = "rename that file, whose name is not valid UTF-8, and "
+        elif "Permission denied" in text:  # the system watches whole trees
+            first = "make that directory readable or move it elsewhere, even if it is ignored, and "
         raise TreeError(
-            f"cannot watch {', '.join(roots)}: {text}. Saves are no longer pushed; {rename}call "
+            f"cannot watch {', '.join(roots)}: {text}. Saves are no longer pushed; {first}call "
             "job.sync(watch=True) to resume"
         ) from error
 

@@ -165,3 +165,14 @@ def test_a_pause_starts_the_count_again() -> None:
 def test_a_file_that_is_edited_for_hours_is_not_busy() -> None:
     clock = Clock()
     assert record(BusyFiles(clock), clock, "model.py", saves=10 * SAVES, interval=1.0) == []
+
+
+def test_a_directory_that_cannot_be_read_ends_the_watch_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError('Permission denied (os error 13) about ["/x/pgdata"]')
+
+    monkeypatch.setattr("watchfiles.watch", fail)
+    with pytest.raises(TreeError, match="make that directory readable or move it elsewhere"):
+        next(watch([Scanner(tmp_path)], threading.Event()))
