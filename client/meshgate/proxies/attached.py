@@ -169,7 +169,7 @@ class _Builder:
         remote = self._client.objects.get(header.object)
         if remote is None:
             return
-        inbox = self._client.open_inbox(header.object, header.name or f"#{header.object}")
+        inbox = self._client.open_inbox(header.object, header.name)
         port: Port[Any] = Port(self._client, remote, release=False)
         self.channels[header.name or f"#{header.object}"] = (port, PortReceiver(self._client, inbox))
 

@@ -284,10 +284,7 @@ class Channel(Generic[R]):
         remote = client.objects.create("port", name, "Channel.open()")
         inbox = client.open_inbox(remote.number, name, OpenChannel(object=remote.number, once=once, name=name))
         port: Port[Any] = Port(client, remote, release=False)
-        receiver: PortReceiver[Any] = PortReceiver(client, inbox)
-        if not name:
-            weakref.finalize(inbox, client.release, remote.number).atexit = False
-        return port, receiver
+        return port, PortReceiver(client, inbox)
 
     @staticmethod
     def open_ranked(

@@ -13,6 +13,7 @@ import secrets
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -240,7 +241,7 @@ class ClientSession:
 
     def open_inbox(self, number: int, name: str = "", header: OpenChannel | None = None) -> Inbox:
         """The inbox for the messages of channel ``number``, which ``header`` opens unless it exists. One with a name
-        lives as long as the session."""
+        lives as long as the session; a channel without one is closed when the inbox is dropped."""
         if name in self._kept_inboxes:
             raise ValueError(f"this session has a channel {name!r}; choose another name")
         inbox = Inbox(
@@ -257,6 +258,7 @@ class ClientSession:
             self._kept_inboxes[name] = inbox
         else:
             inbox.consume_when_dropped()
+            weakref.finalize(inbox, self.release, number).atexit = False
         return inbox
 
     # --- objects

@@ -14,7 +14,7 @@ from meshgate.proxies.ports import Port
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
 from meshgate_wire import Fragments
-from meshgate_wire.messages import PortMessage, PortSend, stream_of
+from meshgate_wire.messages import PortMessage, PortSend, Release, stream_of
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession, unpickle
 from tests.waiting import wait_for
 
@@ -177,6 +177,18 @@ def test_a_dropped_channel_gives_up_the_credit_of_its_unread_messages(gateway: S
     wait_for(lambda: wire._windows.held > 6_000_000, "both messages")
     del port, receiver
     wait_for(lambda: not wire._windows.held and stream not in wire._manual, "the credit")
+
+
+def test_a_channel_of_an_earlier_driver_closes_when_its_inbox_is_dropped(
+    gateway: ScriptedGateway, client: Client
+) -> None:
+    unnamed, named = (client.objects.create("port", name, "Channel.open()").number for name in ("", "numbers"))
+    inboxes = [client.open_inbox(unnamed, ""), client.open_inbox(named, "numbers")]
+    inboxes.clear()
+    port, _ = Channel.open()
+    port.send("posted after the release")
+    wait_for(lambda: gateway.got(PortSend), "the message")
+    assert gateway.got(Release) == [Release(objects=(unnamed,))]
 
 
 def test_the_laptop_cannot_send_exceptions(client: Client) -> None:
