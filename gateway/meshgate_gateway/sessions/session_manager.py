@@ -288,7 +288,7 @@ class SessionManager:
         elif isinstance(message, EngineCounts):
             self.totals.add(message)
         elif isinstance(message, ClientConnected):
-            self._sessions.connected(session)
+            self._sessions.connected(session, self._loop.time())
             self._settle_handovers(session, taken=True)
             log.info("session connected", session=session)
         elif isinstance(message, ConnectionRefused):

@@ -7,7 +7,8 @@ lease, for clients that return late. A session belongs to the identity that star
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -17,9 +18,13 @@ from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Out
 MAX_ENDED_LEASE = 1800.0
 """The longest lease, in seconds, of a session whose connection ended while its client was still heard from. A driver
 that lives connects again within seconds, unless the network in between is down, so this driver has probably ended. A
-laptop that sleeps or has lost its network falls silent first, and its session has the whole lease."""
+laptop that sleeps or has lost its network falls silent first, and its session has the whole lease. So has a session
+with an earlier connection that was cut at the same age: a load balancer that cuts by age, as GCE's does after 30 s, may
+also do so when the laptop has just fallen asleep."""
 SILENT_AFTER = 20.0
 """Seconds; clients ping every 15."""
+CUTS_REMEMBERED = 4
+"""Per session. Few: of many cuts at random ages, one would be at about the age at which the driver is killed."""
 Kind: TypeAlias = Literal["died", "ended", "expired", "unknown"]
 MAX_GONE = 256
 
@@ -70,6 +75,8 @@ class _Live:
     owner: str
     disconnected_at: float | None
     lease: float
+    connected_at: float = math.nan  # also nan, whose age equals no other, during a connection of an earlier server
+    cut_ages: deque[float] = field(default_factory=lambda: deque(maxlen=CUTS_REMEMBERED))
     meshes: set[str] = field(default_factory=set)
     ending: Gone | None = None
     stopped_meshes: bool = False
@@ -133,14 +140,20 @@ class Sessions:
         """The sessions that have ended and are remembered."""
         return self._gone
 
-    def connected(self, session: str) -> None:
-        self._live[session].disconnected_at = None
+    def connected(self, session: str, now: float) -> None:
+        live = self._live[session]
+        live.disconnected_at, live.connected_at = None, now
 
     def disconnected(self, session: str, now: float, *, silence: float) -> float:
         """The connection ended, after ``silence`` seconds without data. Returns for how long the session is kept."""
         live = self._live[session]
-        live.disconnected_at = now
-        live.lease = self._lease if silence > SILENT_AFTER else min(self._lease, MAX_ENDED_LEASE)
+        age = now - live.connected_at
+        live.connected_at, live.disconnected_at = math.nan, now
+        live.lease = self._lease
+        if silence <= SILENT_AFTER:
+            if not any(abs(age - cut) <= max(2.0, 0.1 * cut) for cut in live.cut_ages):
+                live.lease = min(self._lease, MAX_ENDED_LEASE)
+            live.cut_ages.append(age)  # read when the next connection ends: by then the client has come back
         return live.lease
 
     def owned_by(self, owner: str) -> list[str]:

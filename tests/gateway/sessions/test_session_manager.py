@@ -636,7 +636,7 @@ def inspect(**engines: Engine) -> SessionInspection:
     table = Sessions(lease=60, limit=8, now=0)
     for name in engines:
         table.admit(name, "alice", resume=False, now=0)
-    table.connected(next(iter(engines)))
+    table.connected(next(iter(engines)), 0.0)
     inspection = SessionInspection(table, engines, StaticHosts({"workers": ["tcp://a", "tcp://b"]}), lease=60)
     for engine in engines.values():
         engine.inspection = inspection

@@ -102,7 +102,7 @@ def test_the_first_end_reason_is_kept() -> None:
 def test_a_session_expires_a_lease_after_it_was_last_connected() -> None:
     sessions = started("a")
     assert sessions.next_expiry() == LEASE
-    sessions.connected("a")
+    sessions.connected("a", 5)
     assert sessions.next_expiry() is None
     assert sessions.disconnected("a", 20, silence=60) == LEASE
     assert sessions.next_expiry() == 20 + LEASE
@@ -116,14 +116,40 @@ def test_a_client_that_was_heard_from_until_its_connection_ended_gets_a_shorter_
     sessions = Sessions(lease=14_400, limit=4, now=0.0)
     for name in ("killed", "asleep"):
         sessions.admit(name, "me", resume=False, now=0.0)
-        sessions.connected(name)
+        sessions.connected(name, 0)
     assert sessions.disconnected("killed", 100, silence=15) == 1800
     assert sessions.disconnected("asleep", 100, silence=60) == 14_400
     assert sessions.next_expiry() == 1900
     assert sessions.expire(1900) == {"killed": "no client was connected for its lease of 1800 s"}
-    sessions.connected("asleep")
+    sessions.connected("asleep", 4000)
     assert sessions.disconnected("asleep", 5000, silence=0) == 1800
     assert sessions.next_expiry() == 6800
+
+
+def leases_after(*connections: tuple[float, float]) -> list[float]:
+    """For how long a session is kept after each of its connections, given as age and silence at their end."""
+    sessions, now, leases = Sessions(lease=14_400, limit=1, now=0.0), 0.0, []
+    sessions.admit("a", "me", resume=False, now=now)
+    for age, silence in connections:
+        sessions.connected("a", now)
+        now += age
+        leases.append(sessions.disconnected("a", now, silence=silence))
+        now += 1
+    return leases
+
+
+def test_a_cut_at_the_age_of_an_earlier_one_says_nothing_about_the_client() -> None:
+    assert leases_after((30.2, 3), (30, 8), (30, 15)) == [1800, 14_400, 14_400]
+    assert leases_after((600, 1), (12, 1), (655, 15)) == [1800, 1800, 14_400]  # Wi-Fi was lost in between
+    assert leases_after((0.1, 0), (1.9, 0)) == [1800, 14_400]
+
+
+def test_a_cut_at_another_age_says_that_the_client_was_killed() -> None:
+    assert leases_after((30, 3), (30, 8), (12, 1)) == [1800, 14_400, 1800]
+    assert leases_after((600, 1), (665, 1)) == [1800, 1800]
+    assert leases_after((600, 60), (600, 1)) == [14_400, 1800]  # the first fell silent, and was not cut by age
+    assert leases_after((600, 1), *[(age, 60) for age in (1, 2, 3, 4)], (600, 1))[-1] == 14_400
+    assert leases_after((600, 1), *[(age, 1) for age in (10, 20, 40, 80)], (600, 1))[-1] == 1800  # too long ago
 
 
 def test_an_end_reason_is_kept_for_a_lease() -> None:
@@ -177,7 +203,7 @@ def test_a_mesh_is_reaped_once_no_session_uses_it() -> None:
 
 def test_statistics_count_sessions() -> None:
     sessions = started("a", "b", "c")
-    sessions.connected("a")
+    sessions.connected("a", 0)
     sessions.exited("c", "ended", "", now=1)
     assert sessions.statistics() == Statistics(sessions=2, connected=1, gone=1)
 
@@ -205,7 +231,7 @@ class AnyHistory(RuleBasedStateMachine):
     def happens(self, data: st.DataObject, what: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.live)))
         if what == "connected":
-            self.sessions.connected(name)
+            self.sessions.connected(name, self.now)
         elif what == "disconnected":
             self.sessions.disconnected(name, self.now, silence=data.draw(st.sampled_from([0.0, 60.0])))
         elif what == "uses":
@@ -256,6 +282,14 @@ def test_a_restored_session_expires_once_it_is_known_since_when_no_client_is_con
     sessions.disconnected("a", now=995, silence=0)
     assert sessions.expire(now=1000) == {}
     assert list(sessions.expire(now=995 + LEASE)) == ["a"]
+
+
+def test_nothing_is_known_of_the_age_of_a_connection_that_an_earlier_server_accepted() -> None:
+    sessions = Sessions(lease=14_400, limit=1, now=0.0)
+    sessions.restore("a", "me", frozenset())
+    assert sessions.disconnected("a", 30, silence=0) == 1800
+    sessions.connected("a", 31)
+    assert sessions.disconnected("a", 61, silence=0) == 1800
 
 
 def test_the_reason_of_a_session_that_ended_under_an_earlier_server_is_kept() -> None:
