@@ -439,7 +439,7 @@ class ConnectionThread:
                 self._listener.message_received(event)
             elif isinstance(event, Established):
                 self._loop.call_later(_STABLE_AFTER, self._check_stable, connection)
-                self._reconnector.resuming = True
+                self._reconnector.established()
                 self._outage.end()
                 self.established.settle(lambda: None)
         self._flush()

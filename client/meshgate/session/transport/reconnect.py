@@ -48,9 +48,10 @@ class Reconnector:
     and three times as long as the last one that succeeded, so that a slow path is not too slow for ever. Every second
     one of a session that resumes may take as long as the very first: an attempt that began on a dead path does not end
     before its limit, although there may be a better path by then.
-    ``last_failure`` says why there is no connection, or why the last one ended. Set ``resuming`` once the session is
-    established: before that ``connect_timeout`` is the deadline of ``connect``, afterwards the lease. With
-    ``takes_over`` the first connection replaces the holder of a session that exists.
+    ``last_failure`` says why there is no connection, or why the last one ended. Call ``established`` once the session
+    is: before the first time ``connect_timeout`` is the deadline, afterwards the lease, also for connections that were
+    accepted and never established. With ``takes_over`` the first connection replaces the holder of a session that
+    exists.
     """
 
     def __init__(
@@ -81,11 +82,17 @@ class Reconnector:
         self.attempts = 0  # since a connection has proved to work, which resets it: without delay after the next cut
         self._stopped = False
         self._accepted = False  # whether the last attempt led to a connection
+        self._down_since: float | None = None  # on the loop's clock; None while the session is established
         self._dialing_since: float | None = None  # of the attempt under way, on the monotonic clock
 
     def stop(self) -> None:
         """Ends ``connect``. Its task must be cancelled as well."""
         self._stopped = True
+
+    def established(self) -> None:
+        """The session is established on the connection that ``connect`` returned last."""
+        self.resuming = True
+        self._down_since = None
 
     def why(self) -> str:
         """Why the session is not connected, for people. From any thread."""
@@ -97,11 +104,13 @@ class Reconnector:
 
     async def connect(self) -> GatewayConnection:
         """Dials until a connection is up. Raises the GatewayError that ends the session."""
-        down_since = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        down_since = self._down_since = now if self._down_since is None else self._down_since
         gone_since: float | None = None
         self._accepted = False
         self.gone = None
         while True:
+            self._check_deadline(now - down_since)
             await self._back_off(self._patience(gone_since))
             self._dialing_since = time.monotonic()
             try:
@@ -117,7 +126,6 @@ class Reconnector:
                 return connection
             now = asyncio.get_running_loop().time()
             gone_since = await self._check_gone(gone_since, now)
-            self._check_deadline(now - down_since)
 
     def _patience(self, gone_since: float | None) -> float | None:
         """For how many seconds the session waits for a gateway that the dialer reports as gone; None if it does not."""

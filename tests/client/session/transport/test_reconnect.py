@@ -205,6 +205,30 @@ def test_the_lease_is_the_deadline_of_a_resumed_session(delays: list[float]) -> 
     assert sum(delays) > 100
 
 
+@pytest.mark.parametrize(
+    ("resuming", "expected", "limit"), [(False, ConnectionFailedError, 30.0), (True, SessionExpiredError, 100.0)]
+)
+def test_connections_that_are_never_established_do_not_extend_the_deadline(
+    delays: list[float], resuming: bool, expected: type[Exception], limit: float
+) -> None:
+    tried = reconnector(forever=None)
+
+    async def connect_in_vain() -> None:
+        if resuming:
+            await tried.connect()
+            tried.established()
+            await asyncio.sleep(1000)  # which counts for neither deadline
+        while True:
+            await tried.connect()
+            await asyncio.sleep(10)
+            tried.timed_out("connected, but the session did not answer")
+
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        with pytest.raises(expected, match=f"{limit:g} s: connected, but the session did not answer"):
+            loop.run_until_complete(connect_in_vain())
+        assert limit < loop.time() - 1000 * resuming < limit + 20
+
+
 def test_a_gateway_that_is_gone_ends_the_session_after_a_while(delays: list[float]) -> None:
     tried = reconnector()
     tried.resuming = True
