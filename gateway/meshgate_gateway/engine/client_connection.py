@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
-from websockets.frames import DATA_OPCODES, CloseCode, Frame, apply_mask  # type: ignore[attr-defined]  # in C
+from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode, apply_mask  # type: ignore[attr-defined]  # in C
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -66,6 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._traffic = receiver.traffic
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
         self._reader = FrameReader(MAX_MESSAGE, apply_mask)
+        self._fragments = bytearray()  # of a message; the library limits its size
         self._transport: asyncio.Transport | None = None
         self._applicant: Applicant | None = None  # while the connection is not open
         self._open = False
@@ -124,13 +125,14 @@ class ClientConnection(asyncio.Protocol):
         if self._traffic.timer is None:
             self._traffic.changed()
         for frame, is_protocol_data in self._reader.feed(data):
-            if is_protocol_data:
-                self._receive_protocol_data(frame)
-            elif self._protocol.state is State.OPEN and (self._open or self._opened()):
-                self._receiver.connection_data(self, frame)
+            message = self._receive_protocol_data(frame) if is_protocol_data else frame
+            if message is not None and self._protocol.state is State.OPEN and (self._open or self._opened()):
+                self._receiver.connection_data(self, message)
 
-    def _receive_protocol_data(self, data: bytes) -> None:
-        """Handles everything except data messages: the handshake, control frames and errors."""
+    def _receive_protocol_data(self, data: bytes) -> bytes | None:
+        """Handles everything except messages in one frame: the handshake, control frames, fragments and errors. Returns
+        the message of which ``data`` is the last fragment."""
+        message = None
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Request):
@@ -141,9 +143,14 @@ class ClientConnection(asyncio.Protocol):
                 elif not self._applicant.takes_over:
                     self._opened()
             elif isinstance(event, Frame) and event.opcode in DATA_OPCODES:
-                self.close(CloseCode.UNSUPPORTED_DATA, "text and fragmented messages are not supported")
-                return
+                if event.opcode is Opcode.TEXT:
+                    self.close(CloseCode.UNSUPPORTED_DATA, "text messages are not supported")
+                    return None
+                self._fragments += event.data  # the client sends whole messages; a proxy may fragment them
+                if event.fin:
+                    message, self._fragments = bytes(self._fragments), bytearray()
         self._flush()
+        return message
 
     def _respond(self, request: Request) -> Response:
         response = self._protocol.accept(request)

@@ -120,15 +120,34 @@ async def test_pings_are_answered() -> None:
         await asyncio.wait_for(await websocket.ping(), 10)
 
 
-@pytest.mark.parametrize("message", ["text", [b"in", b"fragments"]], ids=["text", "fragments"])
-async def test_text_and_fragmented_messages_close_the_connection(message: str | list[bytes]) -> None:
+async def test_fragments_are_joined() -> None:
     async with connected() as (receiver, _, websocket):
-        await websocket.send(message)
+        await websocket.send([b"in", b"fragments", bytes(100_000)])
+        await websocket.send(b"whole")
+        await websocket.send([b"", b"in", b"", b"fragments"])
+        await until(lambda: len(receiver.data) == 3)
+        assert receiver.data == [b"infragments" + bytes(100_000), b"whole", b"infragments"]
+
+
+async def test_fragments_of_a_message_that_is_too_large_close_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "MAX_MESSAGE", 10)
+    async with connected() as (receiver, _, websocket):
+        await websocket.send([b"12345", b"67890", b"1"])
+        with pytest.raises(ConnectionClosed) as caught:
+            await websocket.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == CloseCode.MESSAGE_TOO_BIG
+        assert receiver.data == []
+
+
+async def test_a_text_message_closes_the_connection() -> None:
+    async with connected() as (receiver, _, websocket):
+        await websocket.send("text")
         with pytest.raises(ConnectionClosed) as caught:
             await websocket.recv()
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == CloseCode.UNSUPPORTED_DATA
-        assert caught.value.rcvd.reason == "text and fragmented messages are not supported"
+        assert caught.value.rcvd.reason == "text messages are not supported"
         assert receiver.data == []
 
 
