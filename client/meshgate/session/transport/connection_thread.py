@@ -53,7 +53,8 @@ UPDATE_INTERVAL = 1.0  # seconds between two updates of the line
 
 
 class Outage:
-    """What the user sees of a time without a connection. All but ``describe`` is called on the event loop.
+    """What the user sees of a time without a connection, or with ones that are cut before anything has passed on them,
+    as by a proxy that refuses the size of what is sent. All but ``describe`` is called on the event loop.
 
     Calls wait meanwhile, and nothing is lost, so a short outage is not worth a line. After ``quiet`` seconds one line
     says since when, why, and that calls wait; on a terminal and in a notebook it is updated in place. Another line says
@@ -75,21 +76,32 @@ class Outage:
         self._gateway, self._quiet, self._why, self._gone, self._show = gateway, quiet, why, gone, show
         self._loop: asyncio.AbstractEventLoop
         self._since: tuple[float, str] | None = None  # on the loop's clock, and the time of day
-        self._before = False  # whether there has been a connection
+        self._connected = False
+        self._cuts = 0  # connections on which nothing has passed; one may be chance
+        self._before = False  # whether something has passed
         self._shown = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """There is no connection. Does nothing if there was none before."""
+        """There is no connection. An outage that has not ended continues."""
         if self._since is None:
             self._loop = asyncio.get_running_loop()
             self._since = self._loop.time(), time.strftime("%H:%M:%S")
-            if not self._closing:
-                self._timer = self._loop.call_later(self._quiet, self._report)
+        self._cuts += self._connected
+        self._connected = False
+        if self._timer is None and not self._closing:
+            quiet = self._since[0] + self._quiet - self._loop.time()
+            self._timer = self._loop.call_later(max(0.0, quiet), self._report)
+
+    def connected(self) -> None:
+        """The session is connected. The outage ends once something has passed, or the connection has lasted."""
+        self._connected = True
+        if self._cuts < 2:
+            self._stop_timer()
 
     def end(self) -> None:
-        """The session is connected."""
+        """The connection works."""
         if self._since is not None and self._shown:
             lasted = f"after {self._loop.time() - self._since[0]:.0f} s"
             again = f"again {lasted}; nothing was lost" if self._before else lasted
@@ -103,26 +115,30 @@ class Outage:
         """The program closes the session, so calls do not wait any more. No line is shown from now on but the last one
         of an outage that was shown before."""
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
 
     def close(self) -> None:
         """The session has ended."""
-        if self._shown:
-            self._show(self.describe(), True)
-        self._clear()
+        if self._shown and (text := self.describe()):
+            self._show(text, True)
+            self._clear()
+        else:
+            self.end()
 
     def describe(self) -> str:
         """For people, how long there has been no connection, and why; empty while there is one. From any thread."""
-        since = self._since
-        if since is None:
+        since, cuts = self._since, self._cuts
+        if since is None or (self._connected and cuts < 2):
             return ""
-        lasted = self._loop.time() - since[0]
-        return f"no connection to {self._gateway} for {lasted:.0f} s, since {since[1]}: {self._why()}"
+        lasted = f"{self._gateway} for {self._loop.time() - since[0]:.0f} s, since {since[1]}"
+        if cuts < 2:
+            return f"no connection to {lasted}: {self._why()}"
+        return f"nothing has passed to or from {lasted}: the last {cuts} connections were cut at once; {self._why()}"
 
     def _report(self) -> None:
         gone = self._gone()
-        waiting = "calls wait, and nothing is lost" if self._before else "calls wait for the first connection"
+        before = self._before or self._cuts
+        waiting = "calls wait, and nothing is lost" if before else "calls wait for the first connection"
         outlook = waiting if gone is None else f"it is gone: {gone}"
         text = f"{self.describe()}; {outlook}"
         if not self._shown:
@@ -132,10 +148,14 @@ class Outage:
         self._timer = self._loop.call_later(UPDATE_INTERVAL, self._report)
 
     def _clear(self) -> None:
+        self._stop_timer()
+        self._since, self._cuts = None, 0
+        self._connected = self._shown = False
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._since = self._timer = None
-        self._shown = False
+            self._timer = None
 
 
 CLOSING_PATIENCE = 2.0  # seconds that a session which is being closed waits for a gateway that is gone
@@ -203,6 +223,7 @@ class ConnectionThread:
         )
         self._connection: GatewayConnection | None = None
         self._pump: Pump | None = None
+        self._passed_before: tuple[int, int] | None = None  # on this connection, once established, until more passes
         self._task: asyncio.Task[None] | None = None
         self._fatal: MeshgateError | None = None
         _running.add(self)
@@ -419,7 +440,6 @@ class ConnectionThread:
         self._detach()  # from a connection whose handshake succeeded too late
         self._connection = connection
         self._pump = Pump(self._session, connection, flushed=self._queue.update)
-        self._reconnector.last_failure = ""
         timeout = self._reconnector.attempt_timeout
         self._loop.call_later(timeout, self._check_established, connection, timeout)
         self._session.connection_made()
@@ -433,6 +453,8 @@ class ConnectionThread:
         except WireError as error:
             self._refuse(connection, error)
             return
+        if self._passed_before is not None and self._passed_before != self._passed():
+            self._end_outage()
         for event in events:
             if isinstance(event, MessageReceived):
                 self._reconnector.attempts = 0
@@ -440,7 +462,8 @@ class ConnectionThread:
             elif isinstance(event, Established):
                 self._loop.call_later(_STABLE_AFTER, self._check_stable, connection)
                 self._reconnector.established()
-                self._outage.end()
+                self._outage.connected()
+                self._passed_before = self._passed()
                 self.established.settle(lambda: None)
         self._flush()
 
@@ -451,11 +474,22 @@ class ConnectionThread:
     def _check_stable(self, connection: GatewayConnection) -> None:
         if connection is self._connection:
             self._reconnector.attempts = 0
+            self._end_outage()
+
+    def _passed(self) -> tuple[int, int]:
+        """How many frames each side has received of the other so far, as far as this side knows."""
+        statistics = self._session.statistics()
+        return statistics.frames_acknowledged, statistics.frames_received
+
+    def _end_outage(self) -> None:
+        self._passed_before = None
+        self._outage.end()
 
     def _check_established(self, connection: GatewayConnection, timeout: float) -> None:
         if connection is self._connection and self._session.state is State.OPENING:
-            self._reconnector.timed_out(f"connected, but the session did not answer within {timeout:g} s")
-            connection.abort()
+            failure = f"connected, but the session did not answer within {timeout:g} s"
+            self._reconnector.timed_out(failure)
+            connection.abort(failure)
 
     def _refuse(self, connection: GatewayConnection, error: WireError) -> None:
         """Closes a connection that sent invalid data. The session survives if ``error`` is resumable."""
@@ -465,7 +499,6 @@ class ConnectionThread:
             self._fatal = GatewayLostError(f"{self.dialer}: {error}")
         elif not error.resumable:
             self._fatal = GatewayFault(f"{self.dialer} violated the protocol: {error}. Please report this.")
-        self._reconnector.last_failure = str(error)
         connection.refuse(CloseCode.PROTOCOL_ERROR, str(error))
 
     # --- the loop's side: connecting and reconnecting ---------------------------------------------------
@@ -528,14 +561,14 @@ class ConnectionThread:
                 raise
             if self._fatal is not None:
                 raise self._fatal
-            self._reconnector.last_failure = self._reconnector.last_failure or connection.close_description()
+            self._reconnector.last_failure = connection.close_description()
             self._detach()
             log.debug("connection to %s lost: %s", self.dialer, self._reconnector.last_failure)
 
     def _detach(self) -> None:
         if self._pump is not None:
             self._pump.close()
-        self._connection = self._pump = None
+        self._connection = self._pump = self._passed_before = None
         self._session.connection_lost()
 
     def _cancel(self) -> None:

@@ -79,7 +79,7 @@ class GatewayConnection(ClientConnection):
         self._progress = (0, 0)  # arrivals and unsent bytes, when either last changed
         self._progress_time = self.loop.time()
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._stalled = ""
+        self._reason = ""  # why this side ended the connection
 
     def data_received(self, data: bytes) -> None:
         self._arrivals += 1
@@ -149,8 +149,7 @@ class GatewayConnection(ClientConnection):
         if progress != self._progress or not self.buffered():
             self._progress, self._progress_time = progress, now
         elif now - self._progress_time >= STALL_TIMEOUT:
-            self._stalled = f"nothing could be sent and nothing arrived for {now - self._progress_time:.0f} s"
-            self.abort()
+            self.abort(f"nothing could be sent and nothing arrived for {now - self._progress_time:.0f} s")
             return
         self._stall_timer = self.loop.call_later(STALL_INTERVAL, self._check_stalled)
 
@@ -195,13 +194,15 @@ class GatewayConnection(ClientConnection):
 
     def refuse(self, code: CloseCode, reason: str) -> None:
         """Closes the connection because of what the peer sent, with the reason."""
+        self._reason = self._reason or reason
         if self.protocol.state is OPEN:
             self.protocol.fail(code, reason[:120])
             self.send_data()
         self.transport.close()
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Closes the connection at once, without a closing handshake."""
+        self._reason = self._reason or reason
         self.transport.abort()
 
     async def wait_lost(self) -> None:
@@ -210,8 +211,8 @@ class GatewayConnection(ClientConnection):
 
     def close_description(self) -> str:
         """Why the connection was closed."""
-        if self._stalled:
-            return self._stalled
+        if self._reason:
+            return self._reason
         if self.close_code is not None and self.close_reason:
             return f"{self.close_reason} (code {self.close_code})"
         return str(getattr(self, "connection_exc", None) or "the connection was cut")  # set by websockets 17 and later

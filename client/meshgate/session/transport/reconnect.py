@@ -81,7 +81,7 @@ class Reconnector:
         self._rejected_since: float | None = None  # if the last attempt's token was; of the first in a row
         self.attempts = 0  # since a connection has proved to work, which resets it: without delay after the next cut
         self._stopped = False
-        self._accepted = False  # whether the last attempt led to a connection
+        self._accepted = False  # whether the last attempt led to a connection that is not established
         self._down_since: float | None = None  # on the loop's clock; None while the session is established
         self._dialing_since: float | None = None  # of the attempt under way, on the monotonic clock
 
@@ -92,6 +92,7 @@ class Reconnector:
     def established(self) -> None:
         """The session is established on the connection that ``connect`` returned last."""
         self.resuming = True
+        self._accepted = False
         self._down_since = None
 
     def why(self) -> str:
@@ -99,8 +100,9 @@ class Reconnector:
         since = self._dialing_since
         lasts = 0.0 if since is None else time.monotonic() - since
         waiting = f"no answer to this attempt for {lasts:.0f} s" if lasts >= 1 else ""
-        accepted = "the gateway accepted, but the session has not answered yet" if self._accepted else ""
-        return "; ".join(filter(None, (self.last_failure, waiting))) or accepted or "connecting"
+        if self._accepted:
+            return "the gateway accepted, but the session has not answered yet"
+        return "; ".join(filter(None, (self.last_failure, waiting))) or "connecting"
 
     async def connect(self) -> GatewayConnection:
         """Dials until a connection is up. Raises the GatewayError that ends the session."""

@@ -34,7 +34,7 @@ from meshgate.session.settings import ClientSettings
 from meshgate.session.transport import connection_thread
 from meshgate.session.transport.connection_thread import Outage, cancel_all_tasks, new_event_loop
 from meshgate.testing import NetworkProxy
-from meshgate.testing.wire_server import WireServer
+from meshgate.testing.wire_server import ServerSession, WireServer
 from meshgate_wire import PROTOCOL_VERSION, Header
 from meshgate_wire.messages import Call, Initialized, Release, Stop
 from tests.client.counting import one_counter
@@ -242,6 +242,36 @@ def test_an_outage_is_shown_and_logged_and_so_is_its_end_before_any_result(
     assert len(lines) == 2  # a file keeps every line, so the first is not updated
     assert re.fullmatch(r"\[meshgate\] no connection to the gateway at .*; calls wait, and nothing is lost", lines[0])
     assert re.fullmatch(r"\[meshgate\] connected to the gateway at .* again after \d+ s; nothing was lost", lines[1])
+
+
+def test_connections_that_are_cut_before_anything_passes_are_an_outage(
+    gateway: ScriptedGateway, settings: ClientSettings, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.functions["echo"] = lambda rank, value: len(value)
+    receive, limit = ServerSession.data_received, 65_536
+
+    def refuse_large(session: ServerSession, link: Any, data: bytes) -> None:
+        if len(data) > limit:
+            link.transport.abort()
+        else:
+            receive(session, link, data)
+
+    monkeypatch.setattr(ServerSession, "data_received", refuse_large)
+    patient = settings.model_copy(update={"retry_most": 0.01})
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
+        one = one_counter(client)
+        assert one.echo.call_one(b"small").get(timeout=20) == 5
+        client._connection._outage._quiet = 0.01
+        future = one.echo.call_one(b"x" * 1_000_000)
+        wait_for(lambda: "were cut" in client._connection.describe_outage(), "the cuts")
+        cut = r"since \d\d:\d\d:\d\d: the last \d+ connections were cut at once; .*; counters.echo was called"
+        with pytest.raises(TimeoutError, match=rf"nothing has passed to or from the gateway at .* for \d+ s, {cut}"):
+            future.get(timeout=0.01)
+        wait_for(lambda: "calls wait, and nothing is lost\n" in printed.err, "the line")
+        limit = 1 << 30
+        assert future.get(timeout=30) == 1_000_000
+        wait_for(lambda: "nothing was lost\n" in printed.err, "the line of the end")
+        assert client._connection.describe_outage() == ""
 
 
 @pytest.mark.parametrize("status", [101, 302, 400, 401, 403, 404, 410, 426])
@@ -659,6 +689,42 @@ def test_an_outage_is_updated_in_place_logged_once_and_its_end_is_shown(caplog: 
     assert shown_during(scenario) == [(waiting.format(5), False), (waiting.format(6), False), (end, True)]
     lines = [re.sub(r", since \d\d:\d\d:\d\d", "", record.getMessage()) for record in caplog.records]
     assert lines == [waiting.format(5), end]
+
+
+def test_connections_on_which_nothing_passes_are_no_end_of_an_outage() -> None:
+    async def scenario(outage: Outage) -> None:
+        outage.begin()
+        outage.end()  # the first connection
+        outage.begin()
+        for _ in range(4):
+            await asyncio.sleep(1.6)
+            outage.connected()
+            outage.begin()
+        outage.connected()
+        assert "the last 4 connections" in outage.describe()
+        outage.end()
+        assert outage.describe() == ""
+
+    cut = "nothing has passed to or from the gateway for {} s: the last 3 connections were cut at once; refused"
+    waiting = f"{cut}; calls wait, and nothing is lost"
+    end = "connected to the gateway again after 6 s; nothing was lost"
+    assert shown_during(scenario) == [(waiting.format(5), False), (waiting.format(6), False), (end, True)]
+
+
+def test_a_connection_on_which_nothing_has_passed_yet_is_no_outage() -> None:
+    async def scenario(outage: Outage) -> None:
+        outage.begin()
+        await asyncio.sleep(4.9)
+        outage.connected()
+        assert outage.describe() == ""
+        await asyncio.sleep(0.9)
+        outage.begin()  # one such cut may be chance
+        await asyncio.sleep(0.1)
+        outage.connected()
+        outage.close()
+
+    waiting = "no connection to the gateway for 6 s: refused; calls wait, and nothing is lost"
+    assert shown_during(scenario) == [(waiting, False), ("connected to the gateway after 6 s", True)]
 
 
 def test_a_first_connection_that_takes_long_is_shown() -> None:

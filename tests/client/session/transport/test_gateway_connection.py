@@ -32,6 +32,7 @@ def test_invalid_data_costs_only_the_connection(gateway: ScriptedGateway, client
     gateway.do(lambda: link.write([b"\xff invalid"]))
     assert one.add.call_one(1).get(timeout=30) == 1
     assert client.statistics().connections == 2
+    assert "unknown type 255" in client._connection._reconnector.last_failure
 
 
 def test_a_text_message_costs_only_the_connection(gateway: ScriptedGateway, client: Client) -> None:

@@ -543,6 +543,7 @@ def test_the_kind_of_a_failure_is_named(
     tried = reconnector(error, None)
     tried.resuming = True
     connect(tried)
+    tried.established()
     assert tried.why() == described
 
 
