@@ -83,3 +83,21 @@ def check_equal_weights(printed: str, ranks: int) -> list[str]:
     assert sorted(int(rank) for rank, _, _ in found) == list(range(ranks)), printed
     assert len({weights for _, _, weights in found}) == 1
     return sorted(host for _, host, _ in found)
+
+
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """A forked child of this process that lives until the end of the block, with all that it has inherited."""
+    ready, ended = os.pipe(), os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(ready[1], b".")
+        os.close(ended[1])
+        os.read(ended[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    try:
+        yield
+    finally:
+        for descriptor in (*ready, *ended):
+            os.close(descriptor)
+        assert os.waitpid(pid, 0) == (pid, 0)

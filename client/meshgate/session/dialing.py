@@ -7,10 +7,13 @@ socket each time. It may also know that the gateway itself is gone, which a cut 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
+import os
 import re
 import ssl as ssl_module
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,6 +77,27 @@ async def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
     except RuntimeError as error:
         raise ConnectionFailedError(f"this program is ending: {error}") from error
     return await called
+
+
+_sockets: weakref.WeakKeyDictionary[asyncio.BaseProtocol, Any] = weakref.WeakKeyDictionary()
+
+
+def close_in_forked_children(protocol: asyncio.BaseProtocol, transport: asyncio.BaseTransport) -> None:
+    """Makes the connection end with this process. A forked child that lives on would keep it open, so that the gateway
+    would take the session for that of a laptop that sleeps."""
+    _sockets[protocol] = transport.get_extra_info("socket")
+
+
+def _close_in_forked_child() -> None:
+    # Only the descriptors: a shutdown, and what the event loop or TLS would do, affects the parent's connections, too.
+    for sock in list(_sockets.values()):
+        with contextlib.suppress(OSError):  # the number is -1 once the socket is closed
+            os.close(sock.fileno())
+    _sockets.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
 class Dialer(Protocol):

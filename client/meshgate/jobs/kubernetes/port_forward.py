@@ -29,6 +29,7 @@ from websockets.protocol import Event as WebsocketEvent
 from websockets.typing import Subprotocol
 
 from meshgate.jobs.kubernetes.spdy import Answer, Data, Event, Failed, ForwardStreams, Opened, PodClosed
+from meshgate.session.dialing import close_in_forked_children
 from meshgate_kubernetes.api.client import PortForwardRequest
 from meshgate_kubernetes.errors import rejection_error
 
@@ -246,6 +247,7 @@ class SpdyEnd(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        close_in_forked_children(self, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         url = urlsplit(self._request.url)
         headers = {
@@ -382,6 +384,10 @@ class WebsocketEnd(ClientConnection):
         self._local = local
         self._channel = _DATA
         self._channels_seen: set[int] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        close_in_forked_children(self, transport)
 
     def process_event(self, event: WebsocketEvent) -> None:
         if self.response is None or not isinstance(event, Frame):

@@ -21,7 +21,7 @@ from websockets.frames import CloseCode, Frame, Opcode, apply_mask  # type: igno
 from websockets.http11 import Response
 from websockets.protocol import OPEN, Event
 
-from meshgate.session.dialing import PING_INTERVAL, Route
+from meshgate.session.dialing import PING_INTERVAL, Route, close_in_forked_children
 from meshgate_wire.websocket import NO_MASK, FrameReader, binary_header
 
 # A cut is not an error, but the library logs one if a ping is under way. Add a handler to this logger to see them.
@@ -80,6 +80,10 @@ class GatewayConnection(ClientConnection):
         self._progress_time = self.loop.time()
         self._stall_timer: asyncio.TimerHandle | None = None
         self._reason = ""  # why this side ended the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        close_in_forked_children(self, transport)
 
     def data_received(self, data: bytes) -> None:
         self._arrivals += 1

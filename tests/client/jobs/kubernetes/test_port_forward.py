@@ -29,6 +29,7 @@ from tests.client.jobs.kubernetes.spdy_server import (
     spdy_server,
 )
 from tests.ports import closed_port
+from tests.programs import forked_child
 from tests.waiting import DEADLINE
 
 PORT = (8650).to_bytes(2, "little")
@@ -343,4 +344,20 @@ def test_closing_the_socket_ends_the_connection() -> None:
 
     with spdy_server(handler) as request:
         sock: socket.socket = open_forward(request).result(DEADLINE)
+        sock.close()
+
+
+def test_a_forked_child_does_not_keep_the_connection_open() -> None:
+    ended = threading.Event()
+
+    def handler(node: Node) -> None:
+        node.accept()
+        assert node.frame() is None
+        ended.set()
+
+    with spdy_server(handler) as request:
+        sock: socket.socket = open_forward(request).result(DEADLINE)
+        with forked_child():
+            sock.shutdown(socket.SHUT_RDWR)  # closing it is not enough: the child has it, too
+            assert ended.wait(DEADLINE)
         sock.close()

@@ -41,6 +41,7 @@ from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 from tests.gateway.virtual_time import run_in_virtual_time
 from tests.ports import closed_port
+from tests.programs import forked_child
 from tests.waiting import Printed, wait_for
 
 QUICK = ClientSettings(connect_timeout=0.3, attempt_timeout=10, lost_after=0, retry_most=0.05, close_timeout=5)
@@ -481,6 +482,29 @@ def test_calls_raise_in_a_forked_child(gateway: ScriptedGateway, client: Client)
     assert ["forked" in error for error in errors] == [True, True]
     one.initialized.get(timeout=20)
     assert gateway.got(Initialized) != []
+
+
+@pytest.mark.parametrize("create_loop", [new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_a_forked_child_does_not_keep_the_connection_open(
+    gateway: ScriptedGateway,
+    settings: ClientSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    create_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    monkeypatch.setattr(connection_thread, "new_event_loop", create_loop)
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings) as client:
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        with forked_child():
+            assert one.add.call_one(1).get(timeout=20) == 1
+            assert client.statistics().connections == 1  # the parent has not noticed
+            connection = client._connection._connection
+            assert connection is not None
+            gateway.refuse = lambda request: (503, {})
+            client._connection.call_soon(connection.abort)
+            wait_for(lambda: gateway.session().link is None, "the end of the connection")
+            gateway.refuse = lambda request: None
+            assert one.add.call_one(2).get(timeout=20) == 2
 
 
 def test_no_call_blocks_in_a_child_forked_while_the_send_queue_is_over_its_limit(
