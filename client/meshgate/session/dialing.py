@@ -90,9 +90,14 @@ def close_in_forked_children(protocol: asyncio.BaseProtocol, transport: asyncio.
 
 def _close_in_forked_child() -> None:
     # Only the descriptors: a shutdown, and what the event loop or TLS would do, affects the parent's connections, too.
+    # Their numbers stay taken, because the sockets, once collected, close whatever has them.
+    if not _sockets:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for sock in list(_sockets.values()):
         with contextlib.suppress(OSError):  # the number is -1 once the socket is closed
-            os.close(sock.fileno())
+            os.dup2(nothing, sock.fileno(), inheritable=False)
+    os.close(nothing)
     _sockets.clear()
 
 
