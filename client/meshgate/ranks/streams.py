@@ -62,6 +62,7 @@ class Hub:
         self._events: deque[Event] = deque()
         self._exits: deque[tuple[int, int, tuple[int, ...]]] = deque()
         self._next = 1
+        self._last_served = -1
         self._closed = False
         self._wake_reading, self._wake_writing = ends = os.pipe()
         for end in ends:
@@ -182,14 +183,17 @@ class Hub:
                 events.append(Event(stream, "exit", number=code))
             if events:
                 return events
-            ready = self._wait(watched)
+            # In turns, or a stream that always has more would hold up the others, on which this poll has no room left.
+            turns = deque(sorted(self._wait(watched), key=lambda each: (each[0] <= self._last_served, each[0])))
             size = 0
-            for number, flags in ready:
+            while turns and size < MAX_BATCH:
+                number, flags = turns.popleft()
+                self._last_served = number
                 found = self._serve(number, watched[number], flags)
-                size += sum(len(event.data) for event in found)
                 events += found
-                if size >= MAX_BATCH:
-                    break
+                if found and len(found[-1].data) == CHUNK:  # perhaps there is more
+                    turns.append((number, flags))
+                size += sum(len(event.data) for event in found)
             if events:
                 return events
 
@@ -226,13 +230,8 @@ class Hub:
             events = []
             if flags & WRITABLE and (stream.queue or stream.ending) and stream.writing >= 0:
                 events += self._write_queue(number, stream)
-            for _ in range(MAX_BATCH // CHUNK):
-                if not (flags & READABLE and stream.credit > 0 and stream.reading >= 0):
-                    break
-                found = self._read(number, stream, min(CHUNK, stream.credit))
-                events += found
-                if not found or len(found[0].data) < CHUNK:
-                    break  # there is no more yet
+            if flags & READABLE and stream.credit > 0 and stream.reading >= 0:
+                events += self._read(number, stream, min(CHUNK, stream.credit))
             self._forget_if_over(number, stream)
         return events
 

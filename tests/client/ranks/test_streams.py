@@ -69,6 +69,23 @@ def test_all_that_has_arrived_is_read_at_once(hub: Hub) -> None:
     os.close(writing)
 
 
+def test_streams_that_always_have_more_do_not_hold_up_the_others(hub: Hub) -> None:
+    for number in (1, 2, 3):
+        hub.add(number, reading=os.open("/dev/zero", os.O_RDONLY))
+    reading, theirs = os.pipe()
+    their_end, writing = os.pipe()
+    os.write(theirs, b"hello")
+    hub.add(5, reading=reading, writing=writing)
+    hub.write(5, b"answer")
+    events = hub.poll() + hub.poll()
+    assert Event(5, "data", b"hello") in events
+    assert Event(5, "wrote", number=6) in events
+    chunks = [event.stream for event in events if len(event.data) == CHUNK]
+    assert chunks == [1, 2, 3, 1]
+    for end in (theirs, their_end):
+        os.close(end)
+
+
 def test_each_direction_ends_by_itself(hub: Hub, peer: socket.socket) -> None:
     peer.shutdown(socket.SHUT_WR)
     assert hub.poll() == [Event(5, "end")]
