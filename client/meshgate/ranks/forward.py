@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshgate.errors import JobError, MeshgateError
 from meshgate.ranks.host_streams import HostStreams, spawn_streams
 from meshgate.ranks.streams import Event, Hub
+from meshgate.session.futures import FutureProxy
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,6 +71,7 @@ class ForwardedPort:
         """Ends all connections and stops listening."""
         self._closed = True
         self._hub.close()
+        self._host.arrivals.put((self._host, FutureProxy()))  # wakes _from_there: without a connection, no read returns
         self._stack.close()
         for thread in self._threads:
             if thread.is_alive():
@@ -88,12 +90,12 @@ class ForwardedPort:
         with self._until_the_host_is_lost():
             while True:
                 host, future = self._host.arrivals.get()
-                for event in host.take(future, more=not self._closed):
+                if self._closed:
+                    return
+                for event in host.take(future):
                     self._pass_on(event, self._hub.write, self._hub.ack)
                     if event.kind == "accepted":
                         self._hub.connect(event.stream, self.target)
-                if self._closed:  # no read follows, and the last one may have arrived
-                    return
 
     @contextlib.contextmanager
     def _until_the_host_is_lost(self) -> Iterator[None]:

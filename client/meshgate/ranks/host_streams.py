@@ -34,10 +34,10 @@ class HostStreams:
         for _ in range(READS_IN_FLIGHT):
             self._read()
 
-    def take(self, future: FutureProxy[Any], *, more: bool = True) -> list[Event]:
+    def take(self, future: FutureProxy[Any]) -> list[Event]:
         """The events of a read that has arrived, and of later ones that follow it; none if an earlier one is missing.
 
-        Raises the session's or the host's error. With ``more``, reads on.
+        Reads on. Raises the session's or the host's error.
         """
         try:
             number, events = future.get()
@@ -46,8 +46,7 @@ class HostStreams:
         except RuntimeError as error:  # Monarch's type if processes were stopped
             raise JobError(f"the process that serves rank {self.rank} was stopped: {error}") from error
         self._early[number] = [Event(*event) for event in events]
-        if more:
-            self._read()
+        self._read()
         found: list[Event] = []
         while self._next in self._early:
             found += self._early.pop(self._next)
