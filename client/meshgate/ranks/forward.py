@@ -7,6 +7,7 @@ with ``reverse``, one that listens here appears there.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class ForwardedPort:
         self._hub = Hub()
         self._closed = False
         self._error: MeshgateError | None = None
+        self._reported: set[bytes] = set()
         self._threads = [
             threading.Thread(target=run, name="meshgate-forward", daemon=True)
             for run in (self._from_here, self._from_there)
@@ -116,6 +118,11 @@ class ForwardedPort:
         elif event.kind == "wrote":
             ack(event.stream, event.number)
         elif event.kind in ("failed", "closed"):  # no program takes what is sent: the sender must notice
+            if event.kind == "failed" and event.data not in self._reported:
+                self._reported.add(event.data)
+                there = "this machine" if self.reverse else f"rank {self.rank}"
+                line = f"meshgate: forward to {there}: {event.data.decode()}"
+                print(line, file=sys.stderr)  # noqa: T201 - for the user's terminal
             self._hub.close_stream(event.stream)
             self._host.writer.close_stream.broadcast(event.stream)
 

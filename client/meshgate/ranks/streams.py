@@ -99,7 +99,7 @@ class Hub:
 
     def _connect(self, number: int, stream: Stream, port: int) -> None:
         try:
-            connected = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_TIMEOUT)
+            connected = _connect_to_loopback(port)
         except OSError as error:
             self.close_stream(number)
             self.post(Event(number, "failed", f"nothing answers at port {port}: {error.strerror or error}".encode()))
@@ -310,6 +310,16 @@ class Hub:
         if stream.reading < 0 and stream.writing < 0:
             del self._streams[number]
             _close(stream)
+
+
+def _connect_to_loopback(port: int) -> socket.socket:
+    """Raises the OSError of 127.0.0.1 if ::1, on which alone some servers listen, does not answer either."""
+    try:
+        return socket.create_connection(("127.0.0.1", port), timeout=CONNECT_TIMEOUT)
+    except ConnectionRefusedError:
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("::1", port), timeout=CONNECT_TIMEOUT)
+        raise
 
 
 def _close_half(stream: Stream, descriptor: int, other: int, how: int) -> int:

@@ -149,14 +149,17 @@ def test_a_closed_or_refused_port_leaves_no_file_open() -> None:
     assert open_files() == before
 
 
-def test_a_connection_ends_if_nothing_answers_on_the_other_side() -> None:
-    with (
-        closed_port() as target,
-        forwarding(target) as (port, _),
-        socket.create_connection(("127.0.0.1", port.port), timeout=30) as there,
-    ):
-        assert there.recv(1) == b""
+@pytest.mark.parametrize(("reverse", "where"), [(False, "rank 3"), (True, "this machine")])
+def test_connections_end_if_nothing_answers_on_the_other_side_and_one_line_says_so(
+    capsys: pytest.CaptureFixture[str], reverse: bool, where: str
+) -> None:
+    with closed_port() as target, forwarding(target, reverse=reverse) as (port, _):
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
+                assert there.recv(1) == b""
         assert port.error is None
+    reason = f"nothing answers at port {target}: Connection refused"
+    assert capsys.readouterr().err == f"meshgate: forward to {where}: {reason}\n"
 
 
 def test_the_end_of_the_processes_while_it_closes_is_no_error() -> None:

@@ -182,6 +182,17 @@ def test_a_connection_that_nothing_answers_fails(hub: Hub) -> None:
     assert b"nothing answers at port" in event.data
 
 
+def test_a_server_that_listens_on_ipv6_only_is_reached(hub: Hub) -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    with listener:
+        hub.connect(4, listener.getsockname()[1])
+        hub.write(4, b"hello")
+        assert hub.poll() == [Event(4, "wrote", number=5)]
+
+
 def test_what_a_process_wrote_last_precedes_its_exit(hub: Hub) -> None:
     reading, writing = os.pipe()
     hub.add(1, reading=reading)
