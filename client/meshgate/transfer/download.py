@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -173,13 +174,21 @@ class Destination:
                 os.unlink(last, dir_fd=handle)
             return os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=handle)
 
-    def open(self, name: str, *, write: bool = False) -> int:
+    def open_or_create(self, name: str) -> int:
+        """Opens a file for writing, or creates it, replacing a link of that name."""
+        with self._parent(name) as (handle, last):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.stat(last, dir_fd=handle, follow_symlinks=False).st_mode):
+                    os.unlink(last, dir_fd=handle)
+            return os.open(last, os.O_WRONLY | os.O_CREAT | _FILE, 0o600, dir_fd=handle)
+
+    def open(self, name: str) -> int:
         """Opens an existing file. Raises FileNotFoundError if it is not a regular file."""
         with self._parent(name) as (handle, last):
             found = os.stat(last, dir_fd=handle, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a regular file", self.full_path(name))
-            return os.open(last, (os.O_WRONLY if write else os.O_RDONLY) | _FILE, dir_fd=handle)
+            return os.open(last, os.O_RDONLY | _FILE, dir_fd=handle)
 
     def replace(self, old: str, new: str) -> None:
         """Renames ``old`` to ``new`` in the same directory."""
@@ -247,7 +256,8 @@ def part_name(name: str) -> str:
 
 
 class PartialFile:
-    """One file being pulled. ``have`` is the number of bytes that are here."""
+    """One file being pulled. ``have`` is the number of bytes that are here. From the first byte on, the part is locked:
+    other pulls to the same place, which would overwrite it, fail. Methods raise PullFailed."""
 
     @classmethod
     def open(cls, entry: Entry, destination: Destination, name: str) -> PartialFile | None:
@@ -267,6 +277,7 @@ class PartialFile:
         self._file: int = -1
         self._digest = hashlib.sha256()
         self._recorded = 0
+        self._resumed: tuple[int, ...] | None = None  # the state of the part when its bytes were counted
         self.have = self._resume()
 
     def missing_ranges(self) -> Iterator[tuple[int, int]]:
@@ -278,12 +289,7 @@ class PartialFile:
 
     def write(self, data: bytes) -> None:
         """Appends the next bytes. After the last, the file gets its name, time and mode."""
-        if self._file < 0:
-            self._file = (
-                self._destination.open(self._part, write=True) if self.have else self._destination.create(self._part)
-            )
-            os.ftruncate(self._file, self.have)
-            os.lseek(self._file, self.have, os.SEEK_SET)
+        self._open()
         view = memoryview(data)
         while view:
             view = view[os.write(self._file, view) :]
@@ -297,29 +303,63 @@ class PartialFile:
     def close(self) -> None:
         """Closes an incomplete file so that the next pull can resume it."""
         if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
             with contextlib.suppress(OSError):
                 self._write_record()
+            self._unlock()
 
     def discard(self) -> None:
-        """Deletes the part, because the file on the host has changed."""
+        """Deletes the part, because the file on the host has changed, unless it is another pull's."""
+        with contextlib.suppress(PullFailed):
+            self._open()
+            self.have = 0
+            for name in (self._part, self._record):
+                with contextlib.suppress(FileNotFoundError):
+                    self._destination.unlink(name)
+            self._unlock()
+
+    def _open(self) -> None:
+        """Opens and locks the part, unless it is open."""
         if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self.have = 0
-        for name in (self._part, self._record):
-            with contextlib.suppress(FileNotFoundError):
-                self._destination.unlink(name)
+            return
+        if self._resumed and self._destination.stat(self._part) is None:  # completed meanwhile
+            raise self._taken()
+        self._file = self._destination.open_or_create(self._part)
+        held = False
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = True
+        except OSError:  # a file system without locks: _finish notices most of what they prevent
+            pass
+        if held or not self._is_in_place() or self._resumed not in (None, _state(self._file)):
+            self._unlock()
+            raise self._taken()
+        os.ftruncate(self._file, self.have)
+        os.lseek(self._file, self.have, os.SEEK_SET)
+
+    def _is_in_place(self) -> bool:
+        """Whether the open file is the part still, which another pull may have renamed or replaced."""
+        found = self._destination.stat(self._part)
+        return found is not None and os.path.samestat(found, os.fstat(self._file))
+
+    def _taken(self) -> PullFailed:
+        return PullFailed(f"another pull is writing {self.path}", path=self.path)
+
+    def _unlock(self) -> None:
+        file, self._file = self._file, -1
+        os.close(file)
 
     def _finish(self) -> None:
+        os.close(os.dup(self._file))  # raises what could not be written, and keeps the lock
         os.fchmod(self._file, self.entry.mode & 0o777)
         os.utime(self._file, ns=(time.time_ns(), self.entry.mtime))
-        os.close(self._file)
-        self._file = -1
+        if not self._is_in_place():
+            self._unlock()
+            raise self._taken()
         self._destination.replace(self._part, self._name)
         with contextlib.suppress(FileNotFoundError):
             self._destination.unlink(self._record)
+        self._unlock()
 
     def _write_record(self) -> None:
         self._recorded = self.have
@@ -338,6 +378,7 @@ class PartialFile:
             remaining = have = int(record["have"])
             digest = hashlib.sha256()
             with os.fdopen(self._destination.open(self._part), "rb") as part:
+                state = _state(part.fileno())
                 while remaining and (data := part.read(min(remaining, CHUNK))):
                     digest.update(data)
                     remaining -= len(data)
@@ -345,8 +386,14 @@ class PartialFile:
             return 0
         if remaining or digest.hexdigest() != record["sha256"]:
             return 0
-        self._digest = digest
+        self._digest, self._resumed = digest, state
         return have
+
+
+def _state(file: int) -> tuple[int, ...]:
+    """Differs once the file was replaced or written to."""
+    found = os.fstat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)

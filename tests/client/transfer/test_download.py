@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -448,6 +449,62 @@ def test_a_killed_pull_resumes_at_the_last_record(tmp_path: Path) -> None:
         assert resumed.have == RECORD_INTERVAL
         assert next(resumed.missing_ranges()) == (RECORD_INTERVAL, CHUNK)
         killed.close()
+
+
+@pytest.fixture
+def two_pulls(tmp_path: Path) -> Iterator[tuple[PartialFile, PartialFile]]:
+    """The same file of two chunks in two pulls to one place."""
+    entry = Entry("a", "file", 2 * CHUNK, 5, 0o644, "")
+    with Destination(str(tmp_path)) as destination:
+        first, second = PartialFile.open(entry, destination, "a"), PartialFile.open(entry, destination, "a")
+        assert first is not None
+        assert second is not None
+        yield first, second
+        first.close()
+        second.close()
+
+
+def test_a_second_pull_to_the_same_place_fails_and_leaves_the_part_alone(
+    tmp_path: Path, two_pulls: tuple[PartialFile, PartialFile]
+) -> None:
+    first, second = two_pulls
+    first.write(b"1" * CHUNK)
+    for _ in range(2):
+        with pytest.raises(PullFailed, match=f"another pull is writing {tmp_path}/a"):
+            second.write(b"2" * CHUNK)
+    second.discard()
+    first.write(b"3" * CHUNK)
+    assert contents(tmp_path) == {"a": b"1" * CHUNK + b"3" * CHUNK}
+
+
+def test_a_part_that_was_replaced_does_not_become_the_file(
+    tmp_path: Path, two_pulls: tuple[PartialFile, PartialFile]
+) -> None:
+    """As on a file system without locks."""
+    first, second = two_pulls
+    first.write(b"1" * CHUNK)
+    (tmp_path / part_name("a")).unlink()
+    second.write(b"2" * CHUNK)
+    with pytest.raises(PullFailed, match="another pull is writing"):
+        first.write(b"1" * CHUNK)
+    second.write(b"2" * CHUNK)
+    assert (tmp_path / "a").read_bytes() == b"2" * 2 * CHUNK
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_part_that_another_pull_has_written_since_it_was_read_is_not_used(tmp_path: Path, complete: bool) -> None:
+    host = interrupt_download(tmp_path)
+    with Destination(str(tmp_path)) as destination:
+        late = PartialFile.open(host.entries[0], destination, "big")
+        assert late is not None
+        host.reply = lambda name, offset: None if complete or offset < 35 * CHUNK else ("failed", "no")
+        with contextlib.nullcontext() if complete else pytest.raises(PullFailed, match="no"):
+            download(host, tmp_path)
+        with pytest.raises(PullFailed, match="another pull is writing"):
+            late.write(BIG[30 * CHUNK : 31 * CHUNK])
+    host.reply = None
+    download(host, tmp_path)
+    assert contents(tmp_path) == {"big": BIG}
 
 
 def test_a_full_disk_leaves_a_part_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
