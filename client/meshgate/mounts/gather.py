@@ -13,7 +13,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,11 @@ class GatherMount:
             raise ValueError(f"gather_mount(…, {local!r}): it exists and is not a directory")
         return cls(remote, os.path.abspath(local), None if meshes is None else tuple(meshes))
 
+    def tops(self, of: Collection[str]) -> dict[str, str]:
+        """The directory below which the hosts of each mesh have theirs, in a job that has the meshes ``of``."""
+        meshes = meshes_of("gather_mount", self.meshes, of)
+        return {mesh: os.path.join(self.local, mesh) if len(meshes) > 1 else self.local for mesh in meshes}
+
 
 class GatherMounts:
     """The gather mounts of one job. ``start`` begins, ``close`` ends with what is there then."""
@@ -68,9 +73,15 @@ class GatherMounts:
 
     def start(self, meshes: Mapping[str, HostMeshProxy]) -> None:
         """Pulls what is there now, and from then on what changes. Raises PullFailed, and ValueError if the job does not
-        have a mesh."""
+        have a mesh or two meshes have one directory here."""
+        mesh_at: dict[str, str] = {}
         for mount in self._mounts:
-            meshes_of("gather_mount", mount.meshes, meshes)
+            for mesh, top in mount.tops(meshes).items():
+                if (other := mesh_at.setdefault(top, mesh)) != mesh:
+                    raise ValueError(
+                        f"gather_mount(…, {mount.local!r}): the hosts of {other!r} and {mesh!r} would overwrite each "
+                        "other's files there; pass another directory for one of them, or both meshes in one call"
+                    )
         if meshes != self._meshes:
             self._meshes = dict(meshes)
             self._hosts = [_Host(mesh, *host) for mesh, hosts in meshes.items() for host in single_hosts(hosts)]
@@ -126,9 +137,7 @@ class GatherMounts:
         """The directories of ``host`` to pull, each with the local one."""
         targets = []
         for mount in self._mounts:
-            meshes = meshes_of("gather_mount", mount.meshes, self._meshes)
-            if host.mesh in meshes:
-                top = os.path.join(mount.local, host.mesh) if len(meshes) > 1 else mount.local
+            if top := mount.tops(self._meshes).get(host.mesh):
                 targets.append((mount.remote.replace("$SUBDIR", host.key), os.path.join(top, host.key, "")))
         return targets
 

@@ -115,6 +115,18 @@ def test_several_meshes_have_a_directory_each(mounts: GatherMounts, tmp_path: Pa
     ]
 
 
+def test_two_meshes_may_not_have_one_directory(tmp_path: Path) -> None:
+    meshes: Any = {"a": FakeHosts(1), "b": FakeHosts(1)}
+    mounts = GatherMounts()
+    for mesh in meshes:
+        mounts.add(GatherMount("/out", str(tmp_path), (mesh,)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the hosts of 'a' and 'b' would overwrite each other's files there"):
+            mounts.start(meshes)
+    mounts.close()
+    assert [hosts.slice(hosts=slice(0, 1)).asked for hosts in meshes.values()] == [[], []]
+
+
 def test_a_directory_that_is_not_there_yet_is_waited_for(mounts: GatherMounts) -> None:
     hosts: Any = FakeHosts(1)
     hosts.slice(hosts=slice(0, 1)).failure = ("absent", "")
