@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,8 @@ def pull(
             runs: list[Future[Pulled]] = []
             try:
                 runs = in_threads([download.run for download in downloads])
+                wait(runs, return_when=FIRST_EXCEPTION)
+                runs.sort(key=lambda run: not run.done())  # the one that failed before those that go on
                 result = sum((run.result() for run in runs), Pulled())
             finally:  # also after Ctrl-C: the parts must be closed, so that the next pull can resume them
                 stop.set("stopped because the pull was interrupted, or failed on another host")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from meshgate import PullFailed
 from meshgate.session.futures import FutureProxy
-from meshgate.transfer.download import Pulled
+from meshgate.transfer.download import Entry, Pulled, StopSignal
 from meshgate.transfer.pull import PullProgress, pull
 
 HOSTS: Any = [0, 1]
@@ -55,6 +58,22 @@ def test_ctrl_c_ends_a_pull_from_hosts_that_do_not_reply(tmp_path: Path) -> None
         if thread.name == "meshgate-download":
             thread.join(60)
             assert not thread.is_alive()
+
+
+def test_a_host_that_fails_ends_the_pull_from_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def host_files(hosts: Any, rank: int, remote: str) -> Iterator[Any]:
+        def listing(stop: StopSignal) -> list[Entry]:
+            if rank == 0:
+                stop.wait()  # until the pull has failed
+                stop.check("host-0", remote)
+            raise PullFailed(f"{remote} does not exist on host-{rank}")
+
+        yield SimpleNamespace(host=f"host-{rank}", listing=listing)
+
+    monkeypatch.setattr("meshgate.transfer.pull._host_files", host_files)
+    with pytest.raises(PullFailed, match="/remote does not exist on host-1"):
+        pull(HOSTS, "/remote", tmp_path)
 
 
 def test_an_unknown_kind_of_progress_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
