@@ -96,7 +96,8 @@ def pull_files(
 ) -> None:
     """Copy a file or directory from the hosts."""
     pulled = find_job(job, namespace).pull(remote, local, ranks, mesh)
-    result = Pull(files=pulled.files, size=pulled.size, travelled=pulled.travelled, left_out=list(pulled.left_out))
+    left_out = [name.encode(errors="backslashreplace").decode() for name in pulled.left_out]  # names may be any bytes
+    result = Pull(files=pulled.files, size=pulled.size, travelled=pulled.travelled, left_out=left_out)
     emit(result, as_json, lambda console: None)
 
 

@@ -69,7 +69,7 @@ class Job:
 
     def pull(self, *arguments: Any) -> Pulled:
         self.asked.append(arguments)
-        return Pulled(files=1, size=5, travelled=3, left_out=("a.sock",))
+        return Pulled(files=1, size=5, travelled=3, left_out=("a.sock", "bad-\udcff"))
 
 
 @pytest.fixture
@@ -266,4 +266,4 @@ def test_sync_pushes_directories_in_a_session_and_reports_it(run: CliRunner, job
 def test_pull_reports_what_it_left_out(run: CliRunner, job: Job) -> None:
     printed = json.loads(run.invoke(app, ["pull", "/there", "here", "--rank", "1", "--json"]).output)
     assert job.asked == [("/there", "here", [1], None)]
-    assert printed == {"files": 1, "size": 5, "travelled": 3, "left_out": ["a.sock"]}
+    assert printed == {"files": 1, "size": 5, "travelled": 3, "left_out": ["a.sock", r"bad-\udcff"]}
