@@ -15,11 +15,13 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from typing import Any
 
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home, disk_full, used_up  # sent along
 
+ABANDONED = 24 * 3600.0  # seconds; the process that made a copy that is incomplete for longer was killed
 KEPT = 2  # versions of a mount: processes may still run from the one before
 
 
@@ -139,9 +141,15 @@ def _link(directory: str, path: str) -> None:
 
 
 def _remove_old(versions: str, newest: str) -> None:
-    older = [entry.path for entry in os.scandir(versions) if entry.name != newest and not entry.name.startswith(".")]
+    others = [entry for entry in os.scandir(versions) if entry.name != newest]
+    older = [entry.path for entry in others if not entry.name.startswith(".")]
     for directory in sorted(older, key=os.path.getmtime)[: 1 - KEPT]:
         shutil.rmtree(directory, ignore_errors=True)
+    for entry in others:
+        if entry.name.startswith("."):  # a copy that is incomplete
+            with contextlib.suppress(OSError):  # another process completes it just now
+                if time.time() - entry.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _problem(error: OSError, path: str, home: str) -> str:

@@ -95,7 +95,7 @@ class Mounting(ABC):
         Everything in it is copied, whatever ignore files say, and processes must not write there. In ``mntpoint``,
         ``$SUBDIR`` stands for ``hosts_<rank>``. Processes on these hosts run the interpreter ``python_exe``, which is
         relative to ``source``; None: the workers' own. Raises ValueError if there is no such directory or interpreter,
-        and TypeError on other arguments.
+        or if ``mntpoint`` begins with ``~``, and TypeError on other arguments.
         """
         if kwargs:
             raise TypeError(f"remote_mount() got an unexpected keyword argument {next(iter(kwargs))!r}")

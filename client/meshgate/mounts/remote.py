@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from meshgate.proxies.client import Client
 
 
-TIMEOUT = 60.0  # seconds that hosts may take to make links
+# Seconds that hosts may take to make or remove links: 3 ms for each, as of a network file system.
+TIMEOUT = 60.0 + 0.003 * CodeSync.DATA_LIMITS.files
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class RemoteMount:
                 f"remote_mount({source!r}): python_exe={python!r} is not in it. Create the virtual environment there, "
                 "or pass python_exe=None to leave the workers' Python as it is"
             )
+        if path is not None and path.startswith("~"):
+            raise ValueError(f"remote_mount(mntpoint={path!r}): ~ is not expanded on the hosts; pass an absolute path")
         target = full if path is None else os.path.abspath(path)
         if python is not None and "$SUBDIR" in target:
             raise ValueError(f"remote_mount(mntpoint={path!r}): with $SUBDIR, pass python_exe=None")

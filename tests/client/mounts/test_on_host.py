@@ -48,6 +48,16 @@ def test_a_version_appears_and_is_replaced_by_the_next(mounter: Any, tmp_path: P
     assert os.listdir(path.parent) == ["mount"]
 
 
+def test_copies_of_processes_that_were_killed_are_removed(mounter: Any, tmp_path: Path) -> None:
+    mount(mounter, snapshot(tmp_path, "1" * 64, "1"), tmp_path / "mount")
+    versions = (tmp_path / "mount").resolve().parent
+    for name in (".abandoned", ".another-process"):
+        (versions / name / "new").mkdir(parents=True)
+    os.utime(versions / ".abandoned", (0, 0))
+    mount(mounter, snapshot(tmp_path, "2" * 64, "2"), tmp_path / "mount")
+    assert sorted(os.listdir(versions)) == [".another-process", "1" * 64, "2" * 64]
+
+
 def test_a_mount_does_not_need_the_snapshot_any_more(mounter: Any, tmp_path: Path) -> None:
     mount(mounter, snapshot(tmp_path, "1" * 64, "1"), tmp_path / "mount")
     (tmp_path / "home/snapshots" / ("1" * 64) / "sub/file").unlink()

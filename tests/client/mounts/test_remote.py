@@ -32,6 +32,7 @@ def test_the_path_on_the_hosts_is_that_of_the_laptop_by_default(source: Path, mo
     [
         (("absent", None, None, None), r"remote_mount\('absent'\): there is no such directory"),
         (("data", None, None, "bin/python"), "python_exe='bin/python' is not in it"),
+        (("data", "~/data", None, None), r"remote_mount\(mntpoint='~/data'\): ~ is not expanded on the hosts"),
         (("data", "/x/$SUBDIR", None, ".venv/bin/python"), r"with \$SUBDIR, pass python_exe=None"),
     ],
 )
