@@ -110,8 +110,9 @@ class HostsReply(_Model):
 
 
 class HostLost(_Model):
-    """A host from an earlier HostsReply has exited. ``returns``: a replacement may follow. ``removed``: the mesh has
-    been scaled, and the host is no longer part of it. ``last``: the job has no other host, and none follows."""
+    """A host of an earlier HostsReply, or of the next one, has exited. ``returns``: a replacement may follow.
+    ``removed``: the mesh has been scaled, and the host is no longer part of it. ``last``: the job has no other host,
+    and none follows."""
 
     type: Literal["host_lost"] = "host_lost"
     mesh: str

@@ -23,6 +23,7 @@ from meshgate import (
     MeshgateError,
     SlurmJob,
     SupervisionError,
+    job_loads,
 )
 from meshgate.jobs.slurm.access import NodeAccess
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
@@ -201,6 +202,13 @@ def test_a_node_without_power_is_lost_alone(name: str, tmp_path: Path, disturbed
         assert "rank 1" in failure
         again = procs.slice(hosts=slice(0, 1)).spawn("again", Trainer)
         assert [node for _, node in again.node.call().get(timeout=NOTICED).items()] == ["n3"]
+        other = job_loads(job.dumps())
+        hosts = other.state(cached_path=None).workers  # of a new session
+        with pytest.raises(SupervisionError, match=rf"has lost hosts \({disturbed_node}: Slurm took node"):
+            hosts.spawn_procs().initialized.get(timeout=NOTICED)
+        assert hosts.slice(hosts=0).spawn_procs().spawn("new", Trainer).node.call_one().get(timeout=NOTICED) == "n3"
+        assert other._client is not None
+        other._client.close()
 
 
 def test_a_job_whose_gateway_was_on_a_node_without_power_ends_with_the_nodes_state(

@@ -210,7 +210,7 @@ class Engine:
         make_agents = functools.partial(
             HostAgents,
             monarch,
-            attached=lookup.attached,
+            part_of_hosts=lookup.part_of_hosts,
             start_task=self._start_task,
             set_up_process=self._set_up_process,
             end_processes=self.streams.drop,
@@ -271,6 +271,7 @@ class Engine:
             monarch,
             self.link.send,
             find_hosts=find_hosts,
+            mark_lost=hosts.mark_lost,
             ended=hosts.ended,
             hosts_attached=self._hosts_attached,
             described=hosts.described,

@@ -20,7 +20,7 @@ from pathlib import Path
 import async_timeout
 
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
-from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, MeshIncomplete, OnLost, OnRestored
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.identity import last_output
@@ -45,6 +45,11 @@ class _LocalHost:
     mark: str
     ended: str | None = None
     last_line: str = ""
+
+    @property
+    def loss(self) -> str:
+        """Why it has ended, for the sessions that used it."""
+        return f"the host (pid {self.child.pid}) {self.ended}{self.last_line}"
 
 
 class LocalHosts:
@@ -82,11 +87,14 @@ class LocalHosts:
         return {mesh: len(hosts) for mesh, hosts in self._meshes.items()}
 
     async def hosts(self, mesh: str) -> tuple[Host, ...]:
-        for host in self._meshes[mesh]:
-            await asyncio.shield(host.ready)
-            if host.ended is not None:
-                raise HostsUnavailable(_unavailable(mesh, host))
-        return tuple(host.host for host in self._meshes[mesh])
+        hosts = self._meshes[mesh]
+        await asyncio.wait([host.ready for host in hosts])
+        found, lost = [host.host for host in hosts], [host for host in hosts if host.ended is not None]
+        if len(lost) == len(hosts):
+            raise HostsUnavailable(_unavailable(mesh, lost[0]))
+        if lost:
+            raise MeshIncomplete(_unavailable(mesh, lost[0]), found, {host.host.name: host.loss for host in lost})
+        return tuple(found)
 
     def present(self, mesh: str) -> Mapping[int, Host]:
         hosts = enumerate(self._meshes[mesh])
@@ -188,7 +196,7 @@ class LocalHosts:
         if not self._closing:
             tail = last_output(status.output.strip(), 2000)
             log.warning("host ended", host=host.host.name, pid=host.child.pid, reason=status.reason, output=tail)
-            self._on_lost(mesh, host.host.name, f"the host (pid {host.child.pid}) {status.reason}{host.last_line}")
+            self._on_lost(mesh, host.host.name, host.loss)
         if not host.ready.done():
             host.ready.set_exception(HostsUnavailable(_unavailable(mesh, host)))
 

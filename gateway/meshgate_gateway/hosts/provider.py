@@ -14,7 +14,17 @@ from typing import Protocol, TypeAlias
 
 from meshgate_wire.fields import Host
 
-__all__ = ["Host", "HostProvider", "CombinedHosts", "HostsUnavailable", "JobEnd", "OnRestored", "OnLost", "StaticHosts"]
+__all__ = [
+    "Host",
+    "HostProvider",
+    "CombinedHosts",
+    "HostsUnavailable",
+    "JobEnd",
+    "MeshIncomplete",
+    "OnRestored",
+    "OnLost",
+    "StaticHosts",
+]
 
 OnLost: TypeAlias = Callable[[str, str, str], None]
 OnRestored: TypeAlias = Callable[[str, int, Host], None]
@@ -34,6 +44,15 @@ class HostsUnavailable(Exception):
     """The mesh cannot be attached to. The message says why and what to do."""
 
 
+class MeshIncomplete(HostsUnavailable):
+    """Some hosts of the mesh are lost for good. A session can use the others: ``hosts`` are all of them, in rank order,
+    and ``lost`` says by name why those ended."""
+
+    def __init__(self, message: str, hosts: Sequence[Host], lost: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.hosts, self.lost = tuple(hosts), dict(lost)
+
+
 class HostProvider(Protocol):
     """Provides the hosts of some meshes of a job."""
 
@@ -43,7 +62,7 @@ class HostProvider(Protocol):
     async def hosts(self, mesh: str) -> tuple[Host, ...]:
         """The hosts of a mesh, in rank order, once they are ready to attach to.
 
-        Raises HostsUnavailable. Cancellation only ends the wait.
+        Raises HostsUnavailable: MeshIncomplete if some are lost for good. Cancellation only ends the wait.
         """
 
     def present(self, mesh: str) -> Mapping[int, Host]:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import async_timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, OnLost, OnRestored
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, MeshIncomplete, OnLost, OnRestored
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_gateway.supervisor.supervisor import KeptDescriptors
@@ -280,18 +280,20 @@ class SlurmHosts:
         return self._spec.meshes
 
     async def hosts(self, mesh: str) -> tuple[Host, ...]:
-        """Waits for as long as the job is in the queue."""
+        """Waits for as long as the job is in the queue, and until it is known why workers have ended."""
         ranks = self._ranks[mesh]
         while True:
             known = [self.workers.by_rank.get(rank) for rank in ranks]
             found = [worker for worker in known if worker is not None]
-            for worker in found:
-                if worker.lost is not None:
-                    raise HostsUnavailable(f"mesh {mesh!r} is incomplete: {worker.host.name}: {worker.lost}")
-            if self._failed is not None or self._status.ended:
-                raise HostsUnavailable(self._failed or self._status.describe_end())
-            if len(found) == len(ranks):
-                return tuple(worker.host for worker in found)
+            lost = {worker.host.name: worker.lost for worker in found if worker.lost is not None}
+            incomplete = "".join(f"mesh {mesh!r} is incomplete: {name}: {why}" for name, why in [*lost.items()][:1])
+            if self._failed is not None or self._status.ended or len(lost) == len(ranks):
+                raise HostsUnavailable(incomplete or self._failed or self._status.describe_end())
+            if len(found) == len(ranks) and all(worker.connected or worker.lost for worker in found):
+                hosts = tuple(worker.host for worker in found)
+                if lost:
+                    raise MeshIncomplete(incomplete, hosts, lost)
+                return hosts
             await self._wait_changed()
 
     def present(self, mesh: str) -> Mapping[int, Host]:
@@ -522,6 +524,7 @@ class SlurmHosts:
         if worker.lost is not None:
             return
         self.workers.record_loss(worker, reason)
+        self._wake()
         mesh = next(mesh for mesh, ranks in self._ranks.items() if worker.rank in ranks)
         log.warning("host lost", mesh=mesh, host=worker.host.name, reason=reason)
         self._on_lost(mesh, worker.host.name, reason)

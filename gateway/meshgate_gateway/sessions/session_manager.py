@@ -46,7 +46,7 @@ from meshgate_gateway.control import (
     SessionEnded,
     SessionState,
 )
-from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable, JobEnd
+from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable, JobEnd, MeshIncomplete
 from meshgate_gateway.logs import EventLog
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics, Totals
@@ -326,7 +326,12 @@ class SessionManager:
         if reaping := [task for task, meshes in self._reaping.items() if mesh in meshes]:
             await asyncio.wait(reaping)
         try:
-            hosts = await self._hosts.hosts(mesh)
+            try:
+                hosts = await self._hosts.hosts(mesh)
+            except MeshIncomplete as incomplete:
+                hosts = incomplete.hosts
+                for host, reason in incomplete.lost.items():
+                    engine.send(HostLost(mesh=mesh, host=host, reason=reason))
             for start in range(0, max(len(hosts), 1), MAX_HOSTS_PER_MESSAGE):
                 end = start + MAX_HOSTS_PER_MESSAGE
                 engine.send(HostsReply(mesh=mesh, hosts=hosts[start:end], more=end < len(hosts)))

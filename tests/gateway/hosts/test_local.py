@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from meshgate_gateway.hosts.local import LocalHosts
-from meshgate_gateway.hosts.provider import HostsUnavailable
+from meshgate_gateway.hosts.provider import HostsUnavailable, MeshIncomplete
 from meshgate_gateway.supervisor.link import SupervisorLink
 from tests.gateway.server_process import TOKEN, ServerProcess, wait_gone
 from tests.gateway.unsupervised import Unsupervised
@@ -66,14 +66,18 @@ async def test_close_stops_hosts_that_are_still_starting() -> None:
 
 async def test_a_mesh_with_a_dead_host_is_unavailable_with_the_reason() -> None:
     async with with_hosts(workers=2) as hosts:
-        _, second = await hosts.hosts("workers")
+        first, second = await hosts.hosts("workers")
         os.kill(pids(hosts, "workers")[0], signal.SIGKILL)
         while len(hosts.present("workers")) == 2:
             await asyncio.wait(list(hosts._tasks), timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert hosts.present("workers") == {1: second}
         assert not hosts.all_lost()
-        with pytest.raises(HostsUnavailable, match=r"workers-0 \(pid \d+\) was killed by SIGKILL; end this job"):
+        with pytest.raises(
+            MeshIncomplete, match=r"workers-0 \(pid \d+\) was killed by SIGKILL; end this job"
+        ) as caught:
             await hosts.hosts("workers")
+        assert caught.value.hosts == (first, second)
+        assert caught.value.lost == {"workers-0": f"the host (pid {pids(hosts, 'workers')[0]}) was killed by SIGKILL"}
 
 
 async def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None:
@@ -84,8 +88,9 @@ async def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None
         os.kill(pids(hosts, "workers")[0], signal.SIGTERM)
         assert (await lost).endswith("exit code 0. Its last output: meshgate_worker workers-0: ended: SIGTERM")
         assert hosts.all_lost()
-        with pytest.raises(HostsUnavailable, match=r"Its last output: .*SIGTERM"):
+        with pytest.raises(HostsUnavailable, match=r"Its last output: .*SIGTERM") as caught:
             await hosts.hosts("workers")
+        assert not isinstance(caught.value, MeshIncomplete)  # none is left
 
 
 async def test_a_host_that_fails_to_start_is_reported_with_its_last_output() -> None:

@@ -17,7 +17,7 @@ import pytest
 from async_timeout import timeout
 
 from meshgate_gateway.hosts import slurm
-from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, JobEnd, MeshIncomplete
 from meshgate_gateway.hosts.slurm import SlurmHosts, Worker, Workers
 from meshgate_gateway.supervisor.supervisor import KeptDescriptors
 from meshgate_slurm.commands import Unanswered, Unreachable
@@ -73,7 +73,9 @@ class Connection:
 class Watched:
     def __init__(self, **spec: Any) -> None:
         self.cluster = Cluster()
-        self.hosts = SlurmHosts(SlurmSpec(meshes={"a": 1, "b": 1}, **spec), 7, self.cluster, "s3cret", Supervisor())
+        self.hosts = SlurmHosts(
+            SlurmSpec(**{"meshes": {"a": 1, "b": 1}, **spec}), 7, self.cluster, "s3cret", Supervisor()
+        )
         self.lost: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         self.ends: asyncio.Queue[JobEnd | None] = asyncio.Queue()
         self.hosts.watch(lambda *loss: self.lost.put_nowait(loss), lambda *_: None)
@@ -147,6 +149,22 @@ async def test_each_mesh_waits_for_its_own_workers() -> None:
         assert watched.hosts.meshes() == {"a": 1, "b": 1}
 
 
+async def test_a_mesh_is_incomplete_once_it_is_known_why_a_worker_has_ended() -> None:
+    async with watching(meshes={"a": 2}) as watched:
+        watched.run()
+        first, second = await watched.hosts.hosts("a")
+        worker = watched.hosts.workers.by_rank[1]
+        worker.connected = False
+        asked = asyncio.create_task(watched.hosts.hosts("a"))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        watched.hosts._worker_gone(worker)
+        _, host, reason = await watched.lost.get()
+        with pytest.raises(MeshIncomplete, match="mesh 'a' is incomplete: n2: the worker on this node") as caught:
+            await asked
+        assert (caught.value.hosts, caught.value.lost) == ((first, second), {host: reason})
+
+
 async def test_the_report_says_why_the_job_waits() -> None:
     async with watching() as watched:
         await watched.until(lambda: watched.hosts.report().why.startswith("Resources"))
@@ -171,8 +189,9 @@ async def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_
             ("a", "n1", f"{reason}\nThe last lines of the worker on n1:\n  one\n  two"),
             ("b", "n2", reason),
         ]
-        with pytest.raises(HostsUnavailable, match="mesh 'a' is incomplete: n1: Slurm ended job 7"):
+        with pytest.raises(HostsUnavailable, match="mesh 'a' is incomplete: n1: Slurm ended job 7") as caught:
             await watched.hosts.hosts("a")
+        assert not isinstance(caught.value, MeshIncomplete)
         assert watched.hosts.report().ended
         assert [watched.hosts.present(mesh) for mesh in "ab"] == [{}, {}]  # although the workers end a moment later
         assert watched.hosts.all_lost()

@@ -32,7 +32,7 @@ from meshgate_gateway.control import (
     NewConnection,
     SessionState,
 )
-from meshgate_gateway.hosts.provider import Host, HostProvider, JobEnd, StaticHosts
+from meshgate_gateway.hosts.provider import Host, HostProvider, JobEnd, MeshIncomplete, StaticHosts
 from meshgate_gateway.sessions import session_manager as module
 from meshgate_gateway.sessions.engine_processes import EnginePool
 from meshgate_gateway.sessions.session_manager import (
@@ -311,6 +311,21 @@ async def test_an_engine_whose_hosts_cannot_be_found_gets_the_reason() -> None:
         assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
         (reply,) = (sent for sent in with_fake.engine.sent if isinstance(sent, HostsReply))
         assert "ZeroDivisionError('a bug')" in str(reply.error)
+
+
+async def test_an_engine_learns_of_lost_hosts_before_it_gets_those_of_their_mesh() -> None:
+    class Incomplete(StaticHosts):
+        async def hosts(self, mesh: str) -> tuple[Host, ...]:
+            raise MeshIncomplete("a is lost", await super().hosts(mesh), {"workers-0": "OOMKilled"})
+
+    async with managed(Incomplete({"workers": ["tcp://10.0.0.1:1", "tcp://10.0.0.2:1"]})) as with_fake:
+        with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
+        with_fake.engine.messages.put_nowait(ClientConnected())
+        assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
+        lost, reply = (sent for sent in with_fake.engine.sent if isinstance(sent, (HostLost, HostsReply)))
+        assert lost == HostLost(mesh="workers", host="workers-0", reason="OOMKilled")
+        assert isinstance(reply, HostsReply)
+        assert ([host.name for host in reply.hosts], reply.error) == (["workers-0", "workers-1"], None)
 
 
 @pytest.mark.parametrize("all_lost", [True, False])

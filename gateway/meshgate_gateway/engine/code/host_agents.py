@@ -24,7 +24,7 @@ from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_sync.distribution.distributor import Distributor
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot
-from meshgate_wire.messages import Host
+from meshgate_wire.messages import Host, Region
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +134,8 @@ class _AgentHost:
 
 
 class HostAgents:
-    """``gateway`` is the address of the distributor. ``attached(hosts)`` returns Monarch's mesh of them, and
-    ``end_processes(number)`` ends the processes of a proc mesh."""
+    """``gateway`` is the address of the distributor. ``part_of_hosts(hosts, region)`` returns Monarch's mesh of
+    a part of them, and ``end_processes(number)`` ends the processes of a proc mesh."""
 
     def __init__(
         self,
@@ -143,14 +143,14 @@ class HostAgents:
         tree: Distributor,
         gateway: Address,
         *,
-        attached: Callable[[HostMesh], Any],
+        part_of_hosts: Callable[[HostMesh, Region | None], Any],
         start_task: StartTask,
         set_up_process: SetUpProcess,
         end_processes: Callable[[int], None],
         secret: bytes,
         owner: str,
     ) -> None:
-        self._monarch, self._attached, self._start_task = monarch, attached, start_task
+        self._monarch, self._part_of_hosts, self._start_task = monarch, part_of_hosts, start_task
         self._set_up_process, self._end_processes = set_up_process, end_processes
         self._tree, self._secret, self._owner = tree, secret, owner
         self._loop = asyncio.get_running_loop()
@@ -278,9 +278,8 @@ class HostAgents:
         """Starts a group of agents. If it raises, none of their processes is left."""
         if missing := hosts[0].hosts.missing_among(host.name for host in hosts):
             raise _StartFailed(missing)
-        mesh = self._attached(hosts[0].hosts)
-        if len(hosts) < len(hosts[0].hosts.names):
-            mesh = self._monarch.slice_mesh(mesh, hosts_region(1, hosts[0].rank))
+        alone = len(hosts) < len(hosts[0].hosts.names)
+        mesh = self._part_of_hosts(hosts[0].hosts, hosts_region(1, hosts[0].rank) if alone else None)
         self._number += 1
         number = self._number
         procs = self._monarch.spawn_procs(mesh, {}, "meshgate_code", self._set_up_process(number))

@@ -32,10 +32,10 @@ class Adopter(HostAttacher, PortSender, References, Protocol):
 
 
 class Attaching:
-    """``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``ended`` are the addresses of hosts that this
-    session has lost. ``hosts_attached(mesh)`` is called for each mesh of hosts, of which ``described(number, mesh)``
-    are the messages for the client, and ``watch(number, procs)`` for the processes of each actor mesh that an endpoint
-    returned."""
+    """``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``mark_lost(mesh)`` marks those that are lost;
+    ``ended`` are the addresses of all that this session has lost. ``hosts_attached(mesh)`` is called for each mesh of
+    hosts, of which ``described(number, mesh)`` are the messages for the client, and ``watch(number, procs)`` for the
+    processes of each actor mesh that an endpoint returned."""
 
     def __init__(
         self,
@@ -45,13 +45,15 @@ class Attaching:
         send: Send,
         *,
         find_hosts: FindHosts,
+        mark_lost: Callable[[HostMesh], None],
         ended: Container[str],
         hosts_attached: Callable[[HostMesh], None],
         described: Callable[[int, HostMesh], Iterable[Header]],
         watch: Callable[[int, ProcMesh], None],
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
-        self._find_hosts, self._ended, self._hosts_attached = find_hosts, ended, hosts_attached
+        self._find_hosts, self._mark_lost, self._ended = find_hosts, mark_lost, ended
+        self._hosts_attached = hosts_attached
         self._described, self._watch = described, watch
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -59,13 +61,14 @@ class Attaching:
 
     async def attach(self, header: AttachHosts, buffers: Sequence[Fragments]) -> None:
         hosts = await self._find_hosts(header.mesh)
-        if again := [host.name for host in hosts if host.address in self._ended]:
+        known = attached_hosts(None, header.mesh, hosts)
+        self._mark_lost(known)
+        if again := [h.name for h in hosts if h.address in self._ended and h.name not in known.missing]:
             why = AVAILABLE.restarted(same_address=True)
             raise invalid(f"cannot attach to mesh {header.mesh!r}: {', '.join(again)}: {why}")
         found = (self._monarch.same_versions.difference(host.name, host.python, host.monarch) for host in hosts)
         if difference := next(filter(None, found), ""):
             raise invalid(f"cannot attach to mesh {header.mesh!r}: {difference}")
-        known = attached_hosts(None, header.mesh, hosts)
         known.must_attach = True
         self._lookup.attached(known)
         await self._monarch.settings_applied()  # before anything is spawned there

@@ -43,6 +43,7 @@ class HostWatch:
     def __init__(self, objects: ObjectTable, send: Send, listener: HostListener, laptop: Callable[[], str]) -> None:
         self._objects, self._send, self._listener, self._laptop = objects, send, listener, laptop
         self._reasons: dict[str, str] = {}
+        self._returning: set[str] = set()  # those of them that are expected to restart or be replaced
         self._ending: dict[str, str] = {}  # by name, of hosts that are about to end: why
         self._deadlines: dict[str, float] = {}  # of these
         self._job_end: tuple[str, float] | None = None  # why and when all hosts end, without a replacement
@@ -67,6 +68,7 @@ class HostWatch:
         if self._reasons.get(host) == reason:
             return
         self._reasons[host] = reason
+        (self._returning.add if returns else self._returning.discard)(host)
         self._ending.pop(host, None)
         self._deadlines.pop(host, None)
         self._changed.set()
@@ -81,6 +83,13 @@ class HostWatch:
             self._listener.host_replaced(host)
         else:
             self._listener.host_lost(host, reason)
+
+    def mark_lost(self, mesh: HostMesh) -> None:
+        """Marks the hosts of a mesh, which is about to be attached to, that are lost already."""
+        for host in mesh.hosts:
+            if (reason := self._reasons.get(host.name)) is not None:
+                mesh.host_lost(host.name, reason, returns=host.name in self._returning)
+                self._ended.add(host.address)
 
     def host_ending(self, host: str, reason: str, seconds: float) -> bool:
         """The server reports that the cluster ends a host in ``seconds``. Returns whether a mesh of this session has

@@ -24,7 +24,7 @@ from meshgate_gateway.engine.monarch.interface import (
 )
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import procs_region, rank_region, ranks_of
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, Taker
+from meshgate_gateway.engine.objects.table import HostsMissing, Lookup, ObjectTable, Taker
 from meshgate_wire import Fragments
 from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Failure, GetControllers, MeshRef, Region, SpawnActors, SpawnProcs
@@ -110,7 +110,10 @@ class Spawning:
         """
         version = header.version
         while True:
-            hosts, mesh = await self._lookup.hosts(header.hosts)
+            try:
+                hosts, mesh = await self._lookup.hosts(header.hosts)
+            except HostsMissing as error:
+                raise RequestFailed(_spawn_failure(header, error.failure.message)) from None
             names = tuple(hosts.names[rank] for rank in ranks_of(header.hosts.region or hosts.region))
             if missing := hosts.missing_among(names):
                 raise RequestFailed(_spawn_failure(header, missing))

@@ -104,6 +104,7 @@ class HostMesh:
     waits: dict[asyncio.Future[None], None] = field(default_factory=dict)  # in order, for all hosts to answer
     must_attach: bool = False  # ``mesh`` no longer reaches the hosts: they were stopped, or some have restarted
     attaching: asyncio.Future[None] | None = None  # until all hosts of ``mesh`` have answered Monarch once
+    apart: bool = False  # hosts were missing when it was attached to, so each part is attached to by itself
     cut_short: bool = False  # a host was lost before they had: Monarch waits for it, whatever part of ``mesh`` is used
     slices: dict[Region, Any] = field(default_factory=dict)
 

@@ -25,7 +25,7 @@ from meshgate_gateway.engine.objects.records import (
     answered,
     remember,
 )
-from meshgate_gateway.engine.objects.regions import rank_region, ranks_within
+from meshgate_gateway.engine.objects.regions import procs_region, rank_region, ranks_within
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Argument, Failure, MeshRef, Region
 
@@ -180,6 +180,13 @@ class Taker(NamedTuple):
 _fragments_of = operator.attrgetter("fragments")
 
 
+class HostsMissing(RequestFailed):
+    """A part of a mesh of hosts cannot be used. The message says which of its hosts are missing, and why."""
+
+    def __init__(self, message: str, mesh: str) -> None:
+        super().__init__(Failure(kind="supervision", message=message, mesh=mesh))
+
+
 class Resolver(HostAttacher, Slicer, Readiness, Payloads, Arguments, Protocol):
     """What the lookup needs of Monarch."""
 
@@ -196,7 +203,7 @@ class Lookup:
         found = await self._objects.wait(ref.object)
         if not isinstance(found, HostMesh):
             raise invalid(f"object {ref.object} is not a host mesh")
-        mesh = self._slice(found, self.attached(found), ref.region)
+        mesh = self.part_of_hosts(found, ref.region)
         return found, mesh if ref.python is None else self._monarch.with_python(mesh, ref.python)
 
     async def procs(self, ref: MeshRef) -> tuple[ProcMesh, Any]:
@@ -213,11 +220,30 @@ class Lookup:
         part = found.slices.get(region)
         return part if part is not None else remember(found.slices, region, self._monarch.slice_mesh(mesh, region))
 
+    def part_of_hosts(self, hosts: HostMesh, region: Region | None) -> Any:
+        """Monarch's mesh of the part ``region`` of ``hosts``. Raises HostsMissing if it was attached to without one."""
+        whole = self.attached(hosts)
+        if not hosts.apart:
+            return self._slice(hosts, whole, region)
+        region = region or hosts.region
+        ranks = ranks_within(region, hosts.region, hosts.name)
+        if missing := hosts.missing_among(hosts.names[rank] for rank in ranks):
+            raise HostsMissing(missing, hosts.name)
+        if (part := hosts.slices.get(region)) is None:
+            part = self._monarch.attach(hosts.name, [hosts.hosts[rank] for rank in ranks])
+            part = self._monarch.slice_mesh(part, procs_region(region, {}))
+            remember(hosts.slices, region, part)
+        return part
+
     def attached(self, hosts: HostMesh) -> Any:
-        """Monarch's mesh of these hosts, attached to again if necessary."""
+        """Monarch's mesh of those of these hosts that are not missing, attached to again if necessary. Raises
+        HostsMissing if all are."""
         if hosts.must_attach:
-            hosts.mesh = self._monarch.attach(hosts.name, hosts.hosts)
-            hosts.must_attach = False
+            there = [host for host in hosts.hosts if hosts.health(host.name).available]
+            if not there:
+                raise HostsMissing(hosts.missing_among(hosts.names), hosts.name)
+            hosts.mesh = self._monarch.attach(hosts.name, there)
+            hosts.must_attach, hosts.apart = False, len(there) < len(hosts.hosts)
             hosts.attaching = asyncio.ensure_future(self._monarch.wait_initialized(hosts.mesh))
             hosts.attaching.add_done_callback(answered)  # what uses the hosts reports why they do not answer
             hosts.slices.clear()

@@ -24,6 +24,7 @@ from meshgate_gateway.engine.code.host_agents import (
     worker_sources,
 )
 from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
 from meshgate_wire.messages import Host
@@ -69,7 +70,7 @@ class Provided:
             self.monarch,
             self.tree,
             gateway,
-            attached=lambda hosts: hosts.mesh,
+            part_of_hosts=Lookup(ObjectTable(), self.monarch).part_of_hosts,
             start_task=start_task,
             set_up_process=lambda mesh, code=None, bootstrap=None: mesh,
             end_processes=self.ended.append,

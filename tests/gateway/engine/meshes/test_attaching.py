@@ -21,7 +21,7 @@ FOUND = [Host(name=f"workers-{rank}", address=f"tcp://10.0.0.{rank}:1") for rank
 class Attached:
     def __init__(self, *ended: str) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
-        self.found = FOUND
+        self.found, self.lost = FOUND, ""
         self.notified: list[HostMesh] = []
         self.watched: list[tuple[int, ProcMesh]] = []
         lookup = Lookup(self.objects, self.monarch)
@@ -31,6 +31,7 @@ class Attached:
             self.monarch,
             self.sent,
             find_hosts=self._find,
+            mark_lost=self._mark_lost,
             ended=set(ended),
             hosts_attached=self.notified.append,
             described=lambda number, hosts: [HostsAttached(object=number, hosts=hosts.hosts)],
@@ -39,6 +40,10 @@ class Attached:
 
     async def _find(self, mesh: str) -> Sequence[Host]:
         return self.found
+
+    def _mark_lost(self, hosts: HostMesh) -> None:
+        if self.lost:
+            hosts.host_lost(self.lost, "OOMKilled", returns=False)
 
     async def adopt(self, header: Adopt, *buffers: bytes) -> object:
         await self.attaching.adopt(header, [Fragments((data,)) for data in buffers])
@@ -61,6 +66,20 @@ async def test_an_address_that_this_session_has_lost_cannot_be_attached_to_again
     with pytest.raises(RequestFailed, match=expected):
         await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
     assert attached.monarch.attached == []
+
+
+async def test_a_host_that_is_lost_already_is_attached_to_as_missing() -> None:
+    attached = Attached("tcp://10.0.0.1:1")
+    attached.lost = "workers-1"
+    await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
+    assert attached.monarch.attached == [("workers", ["tcp://10.0.0.0:1"])]
+    hosts = attached.objects.get(1)
+    assert isinstance(hosts, HostMesh)
+    assert hosts.missing_among(["workers-0"]) == ""
+    assert "has lost hosts (workers-1: OOMKilled)" in hosts.missing_among(hosts.names)
+    attached.lost = "workers-0"
+    with pytest.raises(RequestFailed, match="workers-1: the host has restarted at its old address"):
+        await attached.attaching.attach(AttachHosts(object=2, mesh="workers"), ())
 
 
 async def test_a_host_of_another_release_is_refused_with_the_versions_of_all_three() -> None:

@@ -10,7 +10,7 @@ from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.meshes import host_watch
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
-from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
+from meshgate_gateway.engine.objects.records import AVAILABLE, HostMesh, attached_hosts
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.handshake import monarch_version
@@ -47,6 +47,19 @@ async def test_a_lost_host_is_remembered_by_name_and_by_address() -> None:
     assert watched.watch.reasons == {"workers-1": "OOMKilled"}
     assert watched.watch.ended == {"tcp://10.0.0.1:1"}
     assert watched.events == [("lost", "workers-1")]
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_a_mesh_that_is_attached_to_later_has_the_lost_host_as_missing(returns: bool) -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "OOMKilled", returns=True)
+    watched.watch.host_lost("workers-1", "evicted", returns=returns)
+    watched.watch.host_lost("others-1", "evicted", returns=returns)
+    for name in ("workers", "others"):
+        later = host_mesh(name=name)
+        watched.watch.mark_lost(later)
+        assert later.missing == {f"{name}-1": AVAILABLE.lost("evicted", returns=returns)}
+    assert watched.watch.ended == {"tcp://10.0.0.1:1"}
 
 
 async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> None:

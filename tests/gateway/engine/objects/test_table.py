@@ -7,10 +7,10 @@ import pytest
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.objects import table
 from meshgate_gateway.engine.objects.records import Channel
-from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.regions import hosts_region, rank_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Argument, Failure, MeshRef
+from meshgate_wire.messages import Argument, Failure, Host, MeshRef, Region
 from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, host_mesh, proc_mesh, turns
 
 BROKEN = Failure(kind="supervision", message="out of memory", step="spawn_procs({}, name='p')", mesh="p")
@@ -193,6 +193,39 @@ async def test_hosts_that_were_stopped_are_attached_to_again_and_their_slices_ma
     await known.lookup.hosts(MeshRef(object=HOSTS))
     assert before is not after
     assert known.monarch.attached == [("workers", ["tcp://10.0.0.0:1", "tcp://10.0.0.1:1"])]
+
+
+async def test_parts_of_a_mesh_that_has_a_lost_host_are_attached_to_by_themselves() -> None:
+    objects, monarch, hosts = ObjectTable(), FakeMonarch(), host_mesh(4)
+    lookup = Lookup(objects, monarch)
+    objects.add(HOSTS, hosts)
+    hosts.must_attach = True
+    hosts.host_lost("workers-1", "OOMKilled", returns=True)
+    every_other = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(2,))
+    _, part = await lookup.hosts(MeshRef(object=HOSTS, region=every_other))
+    assert part.region == hosts_region(2)
+    assert (await lookup.hosts(MeshRef(object=HOSTS, region=every_other)))[1] is part
+    assert (await lookup.hosts(MeshRef(object=HOSTS, region=rank_region(3))))[1].region == rank_region(0)
+    for region in (None, hosts.region, hosts_region(2), rank_region(1)):
+        with pytest.raises(RequestFailed, match=r"mesh 'workers' has lost hosts \(workers-1: OOMKilled\)"):
+            await lookup.hosts(MeshRef(object=HOSTS, region=region))
+    with pytest.raises(RequestFailed, match="is not part of mesh 'workers'"):
+        await lookup.hosts(MeshRef(object=HOSTS, region=hosts_region(5)))
+    attached = [[int(address[-3]) for address in addresses] for _, addresses in monarch.attached]
+    assert attached == [[0, 2, 3], [0, 2], [3]]
+    hosts.host_restarted(1, Host(name="workers-1", address="tcp://10.0.0.9:1"), same_address=False)
+    _, whole = await lookup.hosts(MeshRef(object=HOSTS))
+    assert (await lookup.hosts(MeshRef(object=HOSTS, region=every_other)))[1].region == every_other
+    assert (whole, len(monarch.attached[-1][1]), len(monarch.attached)) == (hosts.mesh, 4, 4)
+
+
+async def test_a_mesh_that_has_lost_all_hosts_cannot_be_attached_to() -> None:
+    hosts, monarch = host_mesh(1), FakeMonarch()
+    hosts.must_attach = True
+    hosts.host_lost("workers-0", "OOMKilled", returns=False)
+    with pytest.raises(RequestFailed, match="workers-0: OOMKilled"):
+        Lookup(ObjectTable(), monarch).attached(hosts)
+    assert not monarch.attached
 
 
 async def test_arguments_become_monarchs_own_objects() -> None:
