@@ -131,7 +131,7 @@ class StackGroups(Result):
     """``meshgate stacks``"""
 
     processes: list[ProcessReport]
-    problems: dict[str, str] = Field(description="why the processes on a host mesh could not be read")
+    problems: dict[str, str] = Field(description="why the processes on a host could not be read")
 
 
 class Leftover(Result):

@@ -27,6 +27,7 @@ from meshgate.cli.console import (
     console,
     duration_text,
     emit,
+    fail,
     kept_bytes,
     kept_text,
 )
@@ -43,7 +44,7 @@ from meshgate.cli.models import (
 )
 from meshgate.cli.status import call_text, late_ranks, waiting_text
 from meshgate.jobs.find import find_job
-from meshgate.ranks import OWN_MESHES
+from meshgate.ranks import OWN_MESHES, problem_lines
 from meshgate.ranks.stacks import ProcessStacks, Stacks, places_text
 from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, CallTimeline, JobStatus, MeshStatus
@@ -123,6 +124,7 @@ class Why(Result):
     calls: list[CallReport] = Field(description="the oldest first")
     stragglers: list[LateRank] = Field(default=[], description="those that are late too often to be so by chance")
     kept: dict[str, int] = Field(default={}, description=KEPT)
+    problems: dict[str, str] = Field(default={}, description="why the processes on a host could not be read")
     recent: list[RecentCall] | None = Field(
         default=None,
         description="those in flight, then the last that have ended; null: without --timelines",
@@ -240,6 +242,7 @@ def show_stacks(
     stacks = found.stacks(ranks, mesh)
     text = "\n\n".join(stacks.texts(all_threads=all_threads))
     emit(_groups(stacks), as_json, lambda console: console.print(text or "no processes"))
+    _require_processes(stacks)
 
 
 def explain(
@@ -256,12 +259,19 @@ def explain(
     """
     found = find_job(job, namespace)
     status = found.status()
-    stacks: Iterable[ProcessStacks] = ()
+    stacks = Stacks(())
     if any(session.calls for session in status.sessions):
         found._state()
         stacks = found.stacks()
     result = why(status, stacks, timelines=timelines)
     emit(result, as_json, lambda console: _show(result, console, timelines=timelines))
+    _require_processes(stacks)
+
+
+def _require_processes(stacks: Stacks) -> None:
+    """Exits as a failure if hosts could not be asked, and the others have no process."""
+    if stacks.problems and not stacks.processes:
+        fail(f"no process could be read: {problem_lines(stacks.problems)[0]}")
 
 
 def _recent_calls(status: JobStatus) -> list[RecentCall]:
@@ -280,7 +290,7 @@ def _recent_calls(status: JobStatus) -> list[RecentCall]:
     return sorted(calls, key=order)
 
 
-def why(status: JobStatus, stacks: Iterable[ProcessStacks], *, timelines: bool = False) -> Why:
+def why(status: JobStatus, stacks: Stacks, *, timelines: bool = False) -> Why:
     """The calls in flight, the oldest first, each with what the first ranks run that have not answered."""
     calls = [(session.session, call) for session in status.sessions for call in session.calls]
     calls.sort(key=lambda each: -each[1].age)
@@ -294,6 +304,7 @@ def why(status: JobStatus, stacks: Iterable[ProcessStacks], *, timelines: bool =
             if late.compared >= FEWEST_COMPARED and late.calls >= _often(mesh) * late.compared
         ],
         kept=kept_bytes(status),
+        problems=stacks.problems,
         recent=_recent_calls(status) if timelines else None,
     )
 
@@ -346,6 +357,8 @@ def _show(result: Why, console: Console, *, timelines: bool) -> None:
             console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:")
             console.print("\n".join(f"  {line}" for line in process.stack.splitlines()))
         console.print()
+    for line in problem_lines(result.problems):
+        console.print(line)
     if not result.calls:
         console.print("no call is in flight")
     for late in result.stragglers:

@@ -64,7 +64,7 @@ def _stack_reader(found: JobTrait) -> Callable[[StackRequest], str]:
             place = next((host for host in hosts if host.name == asked.host), None)
             if place is None:
                 return f"the job has no host {asked.host!r} any more"
-            stacks = read_stacks({place.mesh: meshes[place.mesh].slice(hosts=place.rank)})
+            stacks = read_stacks({place.mesh: meshes[place.mesh].slice(hosts=slice(place.rank, place.rank + 1))})
         finally:
             _close_session(found)
         wanted = asked.session, asked.mesh, asked.rank

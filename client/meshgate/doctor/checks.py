@@ -345,7 +345,8 @@ def _measure(client: Client, status: JobStatus, dialer: _CountingDialer, watch: 
         return
     mesh, count = next(iter(status.meshes.items()))
     try:
-        host: Any = client.attach_hosts(mesh, count).slice(hosts=slice(0, 1))
+        rank = min((host.rank for host in status.hosts if host.mesh == mesh), default=0)  # one that is not lost
+        host: Any = client.attach_hosts(mesh, count).slice(hosts=slice(rank, rank + 1))
         echo: Any = host.spawn_procs(name="meshgate_doctor").spawn("meshgate_doctor", Echo)
         echo.echo.call_one(b"", 0).get(TIMEOUT)
         round_trip = statistics.median(_seconds(echo, b"", 0) for _ in range(ROUND_TRIPS))

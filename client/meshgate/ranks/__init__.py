@@ -4,7 +4,29 @@ What runs on a host is an actor in a process of its own there, so it survives cu
 and ends with the session. Nothing here listens on anything but loopback.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshgate.errors import StepFailedError
+
 _USES = "admin debug devices doctor exec forward gather image mount pull shell stacks top"
 OWN_MESHES = frozenset(f"meshgate_{use}" for use in _USES.split())
 """Names of the proc meshes that meshgate itself spawns, and of their actors. Views leave them out, so each has a name
 that no program uses for a mesh of its own."""
+
+HOSTS_TIMEOUT = 60.0  # seconds that hosts have to start a process and answer; to replace one takes minutes
+
+
+def why_unread(error: Exception) -> str:
+    """Why a host could not be asked: without the line of a StepFailedError that names the step, which is meshgate's."""
+    text = str(error)
+    return text.partition("\n")[2] or text if isinstance(error, StepFailedError) else text
+
+
+def problem_lines(problems: Mapping[str, str]) -> list[str]:
+    """One text for each of ``problems``, which are by host; it names all hosts that have it."""
+    hosts: dict[str, list[str]] = {}
+    for host, problem in problems.items():
+        hosts.setdefault(problem, []).append(host)
+    return [f"{', '.join(names)}: {problem}" for problem, names in hosts.items()]

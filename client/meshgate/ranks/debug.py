@@ -12,12 +12,14 @@ import itertools
 import json
 import re
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshgate.errors import JobError, MeshgateError
+from meshgate.ranks import HOSTS_TIMEOUT, problem_lines, why_unread
 from meshgate.ranks.forward import ForwardedPort, forward
 from meshgate.ranks.host_streams import HostStreams, spawn_streams
 from meshgate.ranks.stacks_on_host import StackReader
@@ -64,18 +66,23 @@ class Debugger:
     def __init__(self, hosts: Sequence[HostStreams]) -> None:
         self._hosts = {host.rank: host for host in hosts}
         self._numbers = itertools.count(1)
+        self.problems: dict[str, str] = {}  # why hosts did not say what has stopped, by host
         for host in hosts:
             host.start()
 
     def stopped(self) -> list[Breakpoint]:
-        """The threads that have stopped now, by actor and rank. Hosts that are lost have none."""
+        """The threads that have stopped now, by actor and rank. ``problems`` then has the hosts that are left out."""
         asked = [(host, host.writer.breakpoints.call_one()) for host in self._hosts.values()]
         found = []
+        self.problems = {}
+        deadline = time.monotonic() + HOSTS_TIMEOUT
         for host, future in asked:
-            with contextlib.suppress(MeshgateError):
-                for about in future.get():
+            try:
+                for about in future.get(timeout=max(0.0, deadline - time.monotonic())):
                     facts = {name: about[name] for name in Breakpoint.__slots__ if name != "host_rank"}
                     found.append(Breakpoint(**facts, host_rank=host.rank))
+            except (MeshgateError, TimeoutError) as error:
+                self.problems[f"host {host.rank}"] = why_unread(error)
         return sorted(found, key=lambda each: (each.actor, each.rank, each.thread))
 
     def find(self, actor: str, ranks: Callable[[int], bool]) -> list[Breakpoint]:
@@ -217,7 +224,7 @@ def _run_command(debugger: Debugger, line: str, read: Callable[[str], str], show
     if line in ("help", "h"):
         show(HELP)
     elif line in ("list", "l"):
-        show(_table(debugger.stopped()))
+        show(_table(debugger.stopped()) + "".join(f"{line}\n" for line in problem_lines(debugger.problems)))
     elif line in ("continue", "c"):
         stopped = debugger.stopped()
         for each in stopped:
@@ -257,7 +264,7 @@ def _table(stopped: Sequence[Breakpoint]) -> str:
 def debugging(hosts: HostMeshProxy) -> Iterator[Debugger]:
     """A debugger for all hosts of a mesh."""
     with contextlib.ExitStack() as stack:
-        yield Debugger(list(spawn_streams(hosts, None, "meshgate_debug", stack).values()))
+        yield Debugger(list(spawn_streams(hosts, range(len(hosts)), "meshgate_debug", stack).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +306,19 @@ class EditorDebugging:
 def debug_in_editor(hosts: HostMeshProxy, procs: str, rank: int) -> EditorDebugging:
     """Starts debugpy in process ``rank`` of the proc mesh named ``procs``. Raises JobError that says why it cannot."""
     with contextlib.ExitStack() as stack:
-        spawned = hosts.spawn_procs(name="meshgate_stacks")
-        stack.callback(spawned.stop)
-        readers: Any = spawned.spawn("meshgate_stacks", StackReader)
-        answers = list(readers.start_debugpy.call(procs, rank, START_TIMEOUT).get().values())
+        asked = []
+        for host in range(len(hosts)):
+            spawned = hosts.slice(hosts=slice(host, host + 1)).spawn_procs(name="meshgate_stacks")
+            stack.callback(spawned.stop)
+            reader: Any = spawned.spawn("meshgate_stacks", StackReader)
+            asked.append(reader.start_debugpy.call_one(procs, rank, START_TIMEOUT))
+        deadline = time.monotonic() + START_TIMEOUT + HOSTS_TIMEOUT
+        errors = [future.exception(max(0.0, deadline - time.monotonic())) for future in asked]
+        answers = [future.get() if error is None else None for future, error in zip(asked, errors, strict=True)]
     found = next(((host, answer) for host, answer in enumerate(answers) if answer), None)
     if found is None:
+        for error in filter(None, errors):  # its host may have the process
+            raise error
         raise JobError(f"no process has rank {rank} in a proc mesh named {procs!r}; job.status() lists the meshes")
     host, answer = found
     if "problem" in answer:

@@ -89,7 +89,7 @@ def execute(
     chosen = check_ranks(ranks, len(hosts))
     deadline = None if timeout is None else time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
-        streams = spawn_streams(hosts, None if ranks is None else chosen, "meshgate_exec", stack)
+        streams = spawn_streams(hosts, chosen, "meshgate_exec", stack)
         arrivals: queue.SimpleQueue[Any] = streams[chosen[0]].arrivals
         running = {rank: _Running(streams[rank], capture=capture, labelled=len(chosen) > 1) for rank in chosen}
         for each in running.values():
@@ -190,7 +190,7 @@ class _Running:
         writer = self.streams.writer
         self.name = writer.host.call_one()
         self.takes_input = stdin
-        writer.run.broadcast(list(command), dict(env), workdir, stdin)
+        _tell(writer.run, list(command), dict(env), workdir, stdin)
         self.streams.start()
 
     def send(self, data: bytes) -> None:
@@ -198,7 +198,7 @@ class _Running:
         if self.takes_input and not self.finished:
             self.unwritten += len(data)
             self.takes_input = bool(data)
-            self.streams.writer.write.broadcast(STDIN, data)
+            _tell(self.streams.writer.write, STDIN, data)
 
     def arrived(self, future: FutureProxy[Any]) -> None:
         if self.finished:
@@ -222,7 +222,7 @@ class _Running:
                 self.takes_input = False
 
     def _output(self, stream: int, data: bytes) -> None:
-        self.streams.writer.ack.broadcast(stream, len(data))
+        _tell(self.streams.writer.ack, stream, len(data))
         if self.capture:
             self.captured[stream] += data
         elif self.labelled:
@@ -268,6 +268,12 @@ class _Running:
     def result(self) -> CommandResult:
         out, err = (self.captured[stream].decode(errors="replace") for stream in (STDOUT, STDERR))
         return CommandResult(self.streams.rank, self.host, self.returncode, out, err, self.error)
+
+
+def _tell(endpoint: Any, *arguments: Any) -> None:
+    """Sends a message to a host. The next read says why if the host is lost."""
+    with contextlib.suppress(MeshgateError):
+        endpoint.broadcast(*arguments)
 
 
 def run_shell(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -72,23 +72,13 @@ def check_ranks(ranks: Sequence[int] | int | None, count: int) -> list[int]:
 
 
 def spawn_streams(
-    hosts: HostMeshProxy, ranks: Sequence[int] | None, name: str, stack: contextlib.ExitStack
+    hosts: HostMeshProxy, ranks: Iterable[int], name: str, stack: contextlib.ExitStack
 ) -> dict[int, HostStreams]:
-    """The streams of the hosts ``ranks`` (None: all), in processes named ``name`` that end with ``stack``.
+    """The streams of the hosts ``ranks``, in processes named ``name`` that end with ``stack``.
 
-    All hosts get theirs in one mesh; otherwise each has its own, so that a lost host does not concern the others.
+    Each host has a proc mesh of its own, so that a lost host does not concern the others.
     """
     arrivals: Arrivals = queue.SimpleQueue()
-    if ranks is None:
-        procs = hosts.spawn_procs(name=name)
-        stack.callback(procs.stop)
-        reader: Any = procs.spawn(name, StreamReader)
-        writer: Any = procs.spawn(name, StreamWriter)
-        parts = (slice(rank, rank + 1) for rank in range(len(hosts)))
-        return {
-            part.start: HostStreams(part.start, reader.slice(hosts=part), writer.slice(hosts=part), arrivals)
-            for part in parts
-        }
     found = {}
     for rank in ranks:
         procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name=name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshgate.errors import MeshgateError, ranks_text
-from meshgate.ranks import OWN_MESHES
+from meshgate.ranks import HOSTS_TIMEOUT, OWN_MESHES, problem_lines, why_unread
 from meshgate.ranks.stacks_on_host import StackReader
 from meshgate.session.errors.failures import SNAPSHOT_ROOT
 
@@ -130,7 +131,7 @@ class Stacks:
 
     processes: tuple[ProcessStacks, ...]
     problems: dict[str, str] = field(default_factory=dict)
-    """Why the processes of a host mesh could not be asked."""
+    """Why the processes of a host could not be asked: by its mesh and rank, as in ``workers-1``."""
 
     def __iter__(self) -> Iterator[ProcessStacks]:
         return iter(self.processes)
@@ -149,7 +150,7 @@ class Stacks:
         """One text for each group, and for each problem."""
         groups = self.groups(all_threads=all_threads)
         parts = [f"{_names(group)}:\n{text}" for text, group in groups.items()]
-        return parts + [f"{mesh}: {problem}" for mesh, problem in self.problems.items()]
+        return parts + problem_lines(self.problems)
 
     def __str__(self) -> str:
         return "\n\n".join(self.texts()) or "no processes"
@@ -161,22 +162,27 @@ class Stacks:
 def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | None = None) -> Stacks:
     """The stacks of the processes on the hosts of ``meshes``; ``ranks``: only of processes with these ranks.
 
-    Raises ValueError if no process has one of them, unless a host mesh could not be asked.
+    Each host has a process of its own for this, so that a lost host does not concern the others. Raises ValueError if
+    no process has one of the ranks, unless a host could not be asked.
     """
     wanted = None if ranks is None else {ranks} if isinstance(ranks, int) else set(ranks)
-    asked = []
-    for name, hosts in meshes.items():
-        procs = hosts.spawn_procs(name="meshgate_stacks")
-        asked.append((name, procs, procs.spawn("meshgate_stacks", StackReader).read.call(ANSWER_TIMEOUT)))
+    asked: list[tuple[str, Any, Any]] = []
     found: list[ProcessStacks] = []
     problems = {}
-    for name, procs, future in asked:
-        try:
-            for answers in future.get().values():
-                found += map(_process, answers)
-        except MeshgateError as error:
-            problems[name] = str(error)
-        finally:
+    try:
+        for name, hosts in meshes.items():
+            for rank in range(len(hosts)):
+                procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name="meshgate_stacks")
+                reader: Any = procs.spawn("meshgate_stacks", StackReader)
+                asked.append((f"{name}-{rank}", procs, reader.read.call_one(ANSWER_TIMEOUT)))
+        deadline = time.monotonic() + HOSTS_TIMEOUT
+        for name, _, future in asked:
+            try:
+                found += map(_process, future.get(timeout=max(0.0, deadline - time.monotonic())))
+            except (MeshgateError, TimeoutError) as error:
+                problems[name] = why_unread(error)
+    finally:
+        for _, procs, _ in asked:
             procs.stop()
     # A script stands for the actor that has started it.
     scripts = {(each.session, each.mesh, each.rank) for each in found if each.script}

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from meshgate.errors import MeshgateError
-from meshgate.ranks import OWN_MESHES
+from meshgate.ranks import HOSTS_TIMEOUT, OWN_MESHES, why_unread
 from meshgate.ranks.usage_on_host import UsageReader
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
-
-ANSWER_TIMEOUT = 30.0  # seconds that the hosts have to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class UsageMeter:
                 self._failed(found, name, error)
         for name, future in asked.items():
             try:
-                _add(found, name, future.get(timeout=ANSWER_TIMEOUT))
+                _add(found, name, future.get(timeout=HOSTS_TIMEOUT))
             except (MeshgateError, TimeoutError) as error:
                 self._failed(found, name, error)
         found.processes.sort(key=lambda each: (each.mesh, each.rank, each.pid))
@@ -96,7 +94,7 @@ class UsageMeter:
         return self._readers[name][1]
 
     def _failed(self, found: Usage, name: str, error: Exception) -> None:
-        found.problems[name] = str(error)
+        found.problems[name] = why_unread(error)
         self._readers.pop(name, None)  # what it was ends with the session, if it has not ended
 
 

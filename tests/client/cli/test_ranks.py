@@ -128,6 +128,23 @@ def test_why_says_which_ranks_of_a_script_are_where_and_shows_one_of_each_place(
     ]
 
 
+@pytest.mark.parametrize("command", ["why", "stacks"])
+def test_hosts_that_cannot_be_asked_are_named_and_a_failure_if_no_process_was_found(
+    command: str, run: CliRunner, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = {"workers-0": "it is lost", "workers-1": "it is lost"}
+    monkeypatch.setattr(job, "stacks", lambda *_: Stacks((process(2),), problems))
+    found = run.invoke(app, [command])
+    assert found.exit_code == 0
+    assert "loss.backward()" in found.output
+    assert "\nworkers-0, workers-1: it is lost\n" in found.output
+    monkeypatch.setattr(job, "stacks", lambda *_: Stacks((), problems))
+    found = run.invoke(app, [command, "--json"])
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["problems"] == problems
+    assert found.stderr == "meshgate: no process could be read: workers-0, workers-1: it is lost\n"
+
+
 def test_why_of_an_idle_job_asks_no_process(run: CliRunner, job: Job) -> None:
     job.found = status()
     assert run.invoke(app, ["why"]).output == "no call is in flight\n"
@@ -228,7 +245,7 @@ def test_why_names_no_rank_that_is_late_by_chance(ranks: int, late: int, named: 
     for name, expected in (("trainers", named), ("exec", named), ("meshgate_exec", False)):
         actors = MeshStatus(kind="actors", name=name, sizes={"gpus": ranks}, endpoints={"step": step})
         looked = status().model_copy(update={"sessions": (session.model_copy(update={"meshes": (actors,)}),)})
-        assert bool(why(looked, ()).stragglers) == expected
+        assert bool(why(looked, Stacks(())).stragglers) == expected
 
 
 @pytest.mark.usefixtures("job")

@@ -60,7 +60,7 @@ class Looked:
 
     def __init__(self) -> None:
         self._running, self._client = None, None
-        self.asked: list[int] = []
+        self.asked: list[slice] = []
         self.found = [ProcessStacks("workers-1", "procs", 3, 7, session=each, problem=f"it is {each}") for each in "ab"]
         self.found.append(ProcessStacks("workers-1", "procs", 4, 8, session="b", problem="it is another rank"))
 
@@ -74,7 +74,7 @@ class Looked:
     def status(self) -> JobStatus:
         return FakeSource().reported
 
-    def read_stacks(self, meshes: dict[str, int]) -> Stacks:
+    def read_stacks(self, meshes: dict[str, slice]) -> Stacks:
         assert self._client is not None
         self.asked.append(meshes["workers"])
         if len(self.asked) > 2:
@@ -100,7 +100,7 @@ def test_a_stack_is_read_from_its_host_in_a_session_that_ends_with_the_answer(lo
     assert read(question()) == "its hosts are gone"
     with pytest.raises(GatewayError, match="has ended"):
         read(question())
-    assert looked.asked == [1, 1, 1]
+    assert looked.asked == [slice(1, 2)] * 3
     assert looked._client is None
 
 

@@ -202,6 +202,9 @@ def test_a_process_that_has_ended_is_not_attached_to(
 
 
 class Nothing:
+    def __init__(self) -> None:
+        self.problems = {"host 0": "it is lost", "host 2": "it is lost"}
+
     def stopped(self) -> list[Any]:
         return []
 
@@ -213,7 +216,7 @@ class Nothing:
     ("line", "text"),
     [
         ("help", "attach <actor> <rank>"),
-        ("l", "nothing has stopped at a breakpoint\n"),
+        ("l", "nothing has stopped at a breakpoint\nhost 0, host 2: it is lost\n"),
         ("attach procs 3", "'attach procs 3': no such actor and rank has stopped"),
         ("cast procs ranks(x) p x", "cannot read 'ranks(x)': expected ranks(1)"),
         ("cast procs ranks(1) p x", "no such actor and rank has stopped"),
@@ -242,9 +245,18 @@ def test_ranks_are_chosen_as_in_monarchs_debugger(text: str, ranks: list[int]) -
 
 
 class Hosts:
-    def __init__(self, *answers: dict[str, Any]) -> None:
-        self.answers, self.stopped = answers, 0
+    """Each is asked by itself, and answers, or fails if its answer is an error."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.stopped, self.asked = answers, 0, 0
         self.start_debugpy = self
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def slice(self, hosts: slice) -> Hosts:
+        self.asked = hosts.start
+        return self
 
     def spawn_procs(self, name: str) -> Hosts:
         return self
@@ -252,8 +264,9 @@ class Hosts:
     def spawn(self, name: str, Class: type) -> Hosts:
         return self
 
-    def call(self, *arguments: Any) -> FutureProxy[Any]:
-        return FutureProxy.resolved(dict(enumerate(self.answers)))
+    def call_one(self, *arguments: Any) -> FutureProxy[Any]:
+        answer = self.answers[self.asked]
+        return FutureProxy.failed(answer) if isinstance(answer, Exception) else FutureProxy.resolved(answer)
 
     def stop(self) -> None:
         self.stopped += 1
@@ -270,7 +283,7 @@ def test_the_port_of_the_host_that_has_the_process_is_forwarded(monkeypatch: pyt
     asked: list[Any] = []
     forwarded = Forwarded()
     monkeypatch.setattr(debug, "forward", lambda hosts, *arguments, **options: (asked.append(arguments), forwarded)[1])
-    hosts: Any = Hosts({}, {"port": 5678, "roots": ["/store/v1"]})
+    hosts: Any = Hosts(JobError("lost"), {"port": 5678, "roots": ["/store/v1"]})
     with debug_in_editor(hosts, "procs", 3) as debugging:
         assert asked == [(5678, 1)]
         assert debugging.port == 4711
@@ -278,18 +291,19 @@ def test_the_port_of_the_host_that_has_the_process_is_forwarded(monkeypatch: pyt
         assert configuration["connect"] == {"host": "127.0.0.1", "port": 4711}
         assert configuration["pathMappings"] == [{"localRoot": "${workspaceFolder}", "remoteRoot": "/store/v1"}]
     assert forwarded.closed
-    assert hosts.stopped == 1
+    assert hosts.stopped == 2
 
 
 @pytest.mark.parametrize(
     ("answers", "text"),
     [
         (({}, {}), "no process has rank 3 in a proc mesh named 'procs'"),
+        (({}, JobError("host 1 is lost"), {}), "host 1 is lost"),
         (({"problem": "debugpy is not installed there"},), "cannot debug rank 3 of 'procs': debugpy is not installed"),
     ],
 )
-def test_a_process_that_cannot_be_debugged_is_an_error(answers: tuple[dict[str, Any], ...], text: str) -> None:
+def test_a_process_that_cannot_be_debugged_is_an_error(answers: tuple[Any, ...], text: str) -> None:
     hosts: Any = Hosts(*answers)
     with pytest.raises(JobError, match=text):
         debug_in_editor(hosts, "procs", 3)
-    assert hosts.stopped == 1
+    assert hosts.stopped == len(answers)

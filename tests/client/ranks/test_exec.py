@@ -110,6 +110,21 @@ def test_a_lost_host_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[s
     assert "the gateway is gone" in capsys.readouterr().err
 
 
+def test_a_host_that_is_known_to_be_lost_does_not_keep_the_command_from_the_others() -> None:
+    class Lost(Actor):
+        def broadcast(self, *arguments: Any) -> None:
+            raise GatewayLostError("workers-1 is lost")
+
+    reader, writer = Actor(), Lost()
+    reader.read.results = [FutureProxy.failed(GatewayLostError("workers-1 is lost")) for _ in range(2)]
+    writer.run = writer.write = writer  # type: ignore[assignment]
+    each = _Running(HostStreams(1, reader, writer, queue.SimpleQueue()), capture=True, labelled=True)
+    each.start(["command"], {}, None, stdin=True)
+    each.send(b"input")
+    each.arrived(each.streams.arrivals.get(timeout=30)[1])
+    assert (each.result().returncode, each.result().error) == (LOST, "workers-1 is lost")
+
+
 def test_output_goes_to_a_stream_without_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = io.StringIO()
     monkeypatch.setattr(sys, "stdout", notebook)

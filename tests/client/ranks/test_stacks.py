@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshgate.errors import GatewayLostError
+from meshgate.errors import GatewayLostError, StepFailedError
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks import stacks as module
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread, _process, places_text, read_stacks
@@ -118,10 +118,17 @@ def test_a_script_that_is_not_python_is_not_called_idle() -> None:
 
 
 class Hosts:
-    """Answers as the hosts of a mesh would."""
+    """Each host is asked by itself, and has an answer, or none in time."""
 
-    def __init__(self, answer: FutureProxy[Any]) -> None:
-        self.answer, self.stopped = answer, 0
+    def __init__(self, *answers: list[dict[str, Any]] | Exception | None) -> None:
+        self.answers, self.stopped, self.asked = answers, 0, 0
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def slice(self, hosts: slice) -> Hosts:
+        self.asked = hosts.start
+        return self
 
     def spawn_procs(self, name: str) -> Hosts:
         return self
@@ -131,8 +138,11 @@ class Hosts:
 
     read = property(lambda self: self)
 
-    def call(self, timeout: float) -> FutureProxy[Any]:
-        return self.answer
+    def call_one(self, timeout: float) -> FutureProxy[Any]:
+        answer = self.answers[self.asked]
+        if answer is None:
+            return FutureProxy()
+        return FutureProxy.failed(answer) if isinstance(answer, Exception) else FutureProxy.resolved(answer)
 
     def stop(self) -> None:
         self.stopped += 1
@@ -144,17 +154,19 @@ def answer(rank: int, mesh: str = "procs") -> dict[str, Any]:
     return {**found, "threads": [{"name": "t", "frames": frames}]}
 
 
-def test_meshes_are_asked_and_those_that_fail_are_named() -> None:
-    values = {
-        "hosts-0": [answer(1), answer(0), answer(0, "meshgate_stacks"), answer(0, "stacks")],
-        "hosts-1": [answer(2)],
-    }
-    good, bad = Hosts(FutureProxy.resolved(values)), Hosts(FutureProxy.failed(GatewayLostError("gone")))
+def test_each_host_is_asked_and_those_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOSTS_TIMEOUT", 0.1)
+    good = Hosts([answer(1), answer(0), answer(0, "meshgate_stacks"), answer(0, "stacks")], [answer(2)])
+    depends = StepFailedError("read could not run because an earlier step failed: spawn_procs()\nworkers-2 is lost")
+    bad = Hosts(GatewayLostError("gone"), [answer(3)], depends, GatewayLostError("gone"), None)
     meshes: Any = {"good": good, "bad": bad}
     found = read_stacks(meshes)
-    assert [(each.mesh, each.rank) for each in found] == [("procs", 0), ("procs", 1), ("procs", 2), ("stacks", 0)]
-    assert found.problems == {"bad": "gone"}
-    assert (good.stopped, bad.stopped) == (1, 1)
+    assert [(each.mesh, each.rank) for each in found] == [*(("procs", rank) for rank in range(4)), ("stacks", 0)]
+    late = found.problems.pop("bad-4")
+    assert found.problems == {"bad-0": "gone", "bad-2": "workers-2 is lost", "bad-3": "gone"}
+    assert late
+    assert found.texts()[-2:] == ["bad-0, bad-3: gone", "bad-2: workers-2 is lost"]
+    assert (good.stopped, bad.stopped) == (2, 5)
     assert [each.rank for each in read_stacks({"good": good}, 2)] == [2]  # type: ignore[dict-item]
     assert [each.rank for each in read_stacks({"good": good}, [0, 1])] == [0, 1, 0]  # type: ignore[dict-item]
 
@@ -164,30 +176,28 @@ def test_equal_stacks_in_synced_code_of_several_hosts_are_shown_once() -> None:
         step = (f"{home}/snapshots/{'0' * 64}/models/train.py", *STEP[1:])
         return {**answer(rank), "host": home, "threads": [{"name": "t", "frames": [tuple(MONARCH), step]}]}
 
-    values = {home: [synced(rank, home)] for rank, home in enumerate(["/tmp/meshgate-a", "/tmp/meshgate-b"])}
-    hosts: Any = Hosts(FutureProxy.resolved(values))
+    hosts: Any = Hosts(*([synced(rank, f"/tmp/meshgate-{rank}")] for rank in range(2)))
     assert str(read_stacks({"hosts": hosts})) == (
         'procs ranks 0-1 (2 processes):\n  File "models/train.py", line 12, in Trainer.step\n    loss.backward()'
     )
 
 
 def test_a_script_stands_for_the_actor_that_has_started_it() -> None:
-    values = {"hosts-0": [answer(0), {**answer(0), "pid": 7, "script": True}, answer(1), {**answer(0), "session": "t"}]}
-    meshes: Any = {"hosts": Hosts(FutureProxy.resolved(values))}
+    answers = [answer(0), {**answer(0), "pid": 7, "script": True}, answer(1), {**answer(0), "session": "t"}]
+    meshes: Any = {"hosts": Hosts(answers)}
     found = read_stacks(meshes)
     assert [(each.session, each.rank, each.pid) for each in found] == [("t", 0, 0), ("s", 0, 7), ("s", 1, 1)]
     assert [each.script for each in found] == [False, True, False]
 
 
 def test_a_rank_that_no_process_has_is_an_error_that_names_those_there_are() -> None:
-    values = {"hosts-0": [answer(0), answer(1), answer(9, "meshgate_stacks"), answer(0, "other")]}
-    meshes: Any = {"good": Hosts(FutureProxy.resolved(values))}
+    meshes: Any = {"good": Hosts([answer(0), answer(1), answer(9, "meshgate_stacks"), answer(0, "other")])}
     message = r"no process of this job has ranks 7, 9: procs has ranks 0-1, other has rank 0$"
     with pytest.raises(ValueError, match=message):
         read_stacks(meshes, [0, 7, 9])
     with pytest.raises(ValueError, match="has rank 7: it has none"):
         read_stacks({}, 7)
-    meshes["bad"] = Hosts(FutureProxy.failed(GatewayLostError("gone")))  # it may have the rank
+    meshes["bad"] = Hosts(GatewayLostError("gone"))  # it may have the rank
     assert len(read_stacks(meshes, 7)) == 0
 
 
