@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshgate_gateway.engine.on_worker.large_messages import LARGE
+from meshgate_processes.control_groups import LIMIT_FILES, memory_groups
 
 LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
 """Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
@@ -21,12 +22,11 @@ UNCHECKED = 64 << 20
 which takes about 0.1 ms. A quarter of a lower ``LIMIT``."""
 SMALL = 64 << 10  # bytes; a smaller reply is never refused
 ARGUMENTS = 2  # measured with 200 MB: what has arrived, and Monarch's message to however many ranks
-GROUPS = Path("/sys/fs/cgroup")
-# Of each version of control groups: the limit, the use, and the parts of the use that the kernel can take back: as in
-# its MemAvailable, all cached files. A file that was read twice is in the active part, however long ago that was.
-GROUP_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
-    2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
+# Of each version of control groups: the use, and the parts of it that the kernel can take back: as in its MemAvailable,
+# all cached files. A file that was read twice is in the active part, however long ago that was.
+USE_FILES = {
+    1: ("memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    2: ("memory.current", ("inactive_file", "active_file")),
 }
 
 KEEP = (
@@ -136,42 +136,30 @@ class ValueMemory:
         self.promised = [each for each in self.promised if self._awaited(each.mesh, each.rank)]
 
 
-def memory_left(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int | None:
+def memory_left(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """The bytes that this process may still take: the least that the machine, one of its control groups or ``ulimit
     -v`` leaves it. None if this system does not show it, as macOS."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-        own_groups = (proc / "self" / "cgroup").read_text().splitlines()
         used = int((proc / "self" / "statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         return None
     left = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    for line in own_groups:
-        left += _left_in_groups(line, groups)
+    left += _left_in_groups(proc, groups)
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         left.append(limit - used)
     return max(0, min(left)) if left else None
 
 
-def _left_in_groups(line: str, groups: Path) -> Iterator[int]:
-    """What the control group that a line of ``/proc/self/cgroup`` names has left, and those that contain it.
-
-    In a container, the path may be the host's, while its own group is mounted as the root.
-    """
-    _, controllers, path = line.split(":", 2)
-    if controllers and "memory" not in controllers.split(","):
-        return
-    root = groups / "memory" if controllers else groups
-    limit_file, use_file, caches = GROUP_FILES[1 if controllers else 2]
-    folder = root / path.lstrip("/")
-    for group in (folder, *folder.parents):
+def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
+    """What each of this process's control groups that have a limit has left."""
+    for version, group in memory_groups(proc, groups):
+        use_file, caches = USE_FILES[version]
         try:
-            limit, used = (group / limit_file).read_text().strip(), int((group / use_file).read_text())
+            limit, used = (group / LIMIT_FILES[version]).read_text().strip(), int((group / use_file).read_text())
             statistics = dict(each.split() for each in (group / "memory.stat").read_text().splitlines())
         except OSError:  # the root of all groups has no limit, and some may not be read
             limit = "max"
         if limit != "max":
             yield int(limit) - used + sum(int(statistics.get(cache, 0)) for cache in caches)
-        if group == root:
-            return

@@ -77,29 +77,6 @@ def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def default_memory() -> int:
-    """Half of what this container, or else this machine, may use: the gateway needs the rest."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in _memory_files():
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            available = min(available, int(file.read_text()))
-    return available // 2
-
-
-def _memory_files(proc: Path = PROC, groups: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
-    """What limits the memory of this process's control groups: its own, as of a job of Slurm, and those around it."""
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):  # several may be mounted together
-            top, name = (groups, "memory.max") if not controllers else (groups / "memory", "memory.limit_in_bytes")
-            group = top / path.strip("/")
-            yield from (each / name for each in (group, *group.parents) if each == top or top in each.parents)
-
-
 def adopt_orphans() -> None:
     """From now on, a descendant whose parent has ended is a child of this process."""
     if LINUX:

@@ -22,7 +22,6 @@ from meshgate_gateway.runs.limits import (
     DEFAULT_PROCESSES,
     Limits,
     adopt_orphans,
-    default_memory,
     descendants,
     disk_used,
     kill_descendants,
@@ -31,6 +30,7 @@ from meshgate_gateway.runs.limits import (
     nearly_full,
 )
 from meshgate_gateway.runs.records import SECRET, OutputWriter, RunDirectory, RunRecord, Submitted
+from meshgate_processes.control_groups import memory_limit
 from meshgate_processes.identity import exit_text
 from meshgate_sync.errors import SyncError
 from meshgate_sync.store.home import default_home
@@ -63,7 +63,7 @@ class Runner:
         self._excess = ""  # the limit that it has exceeded
         submission = self._submitted.submission
         self._limits = Limits(
-            memory=submission.memory or default_memory(),
+            memory=submission.memory or memory_limit() // 2,  # the gateway needs the rest
             processes=submission.processes or DEFAULT_PROCESSES,
             disk=submission.disk or DEFAULT_DISK,
         )

@@ -12,8 +12,6 @@ import pytest
 
 from meshgate_gateway.runs.limits import (
     Limits,
-    _memory_files,
-    default_memory,
     descendants,
     disk_used,
     memory_of,
@@ -118,19 +116,3 @@ def test_pages_that_processes_share_count_once_near_the_limit() -> None:
         finally:
             os.kill(child, signal.SIGKILL)
             parent.kill()
-
-
-def test_the_default_is_a_part_of_the_machine() -> None:
-    assert 10**8 < default_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
-
-
-def test_the_memory_of_every_control_group_around_counts(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("4:hugetlb,memory:/slurm/job_1\n3:cpu:/slurm\n0::/pod/container\n")
-    files = [str(path.relative_to(tmp_path)) for path in _memory_files(tmp_path, tmp_path)]
-    assert files == [
-        *("memory/slurm/job_1/memory.limit_in_bytes", "memory/slurm/memory.limit_in_bytes"),
-        "memory/memory.limit_in_bytes",
-        *("pod/container/memory.max", "pod/memory.max", "memory.max"),
-    ]
-    assert list(_memory_files(tmp_path / "none")) == []

@@ -63,6 +63,7 @@ from meshgate_gateway.engine.on_worker import (
     tracing,
 )
 from meshgate_gateway.engine.on_worker import process as on_worker
+from meshgate_processes import control_groups
 from meshgate_sync.store import place
 from meshgate_wire.messages import BootstrapCommand, Host, Launch, Region
 
@@ -231,7 +232,7 @@ class Client:
             *(batches, breakpoints, kept_references, kept_values, large_messages, output_marks, ports),
             *(running_calls, stacks),
         )
-        for module in (on_worker, place, *by_value, tracing):
+        for module in (on_worker, control_groups, place, *by_value, tracing):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh

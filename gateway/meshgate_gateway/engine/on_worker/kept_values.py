@@ -23,6 +23,7 @@ from typing import Any
 
 from meshgate_gateway.engine.on_worker.kept_references import MODULE  # by value too
 from meshgate_gateway.engine.on_worker.large_messages import pickled
+from meshgate_processes.control_groups import memory_limit  # by value too
 
 MAX_LATE = 4096  # objects that were dropped before their value was kept
 HOLDERS_NAMED = 8
@@ -30,7 +31,6 @@ FRAMES = 16
 SAMPLE = 32  # items of a container whose size is looked at
 DEPTH = 5  # of containers
 LIMIT_VARIABLE = "MESHGATE_KEPT_MEMORY"
-GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Kept:
@@ -251,25 +251,12 @@ def port_of_call(frame: Any) -> Any:
     raise RuntimeError("this release of torchmonarch does not show where a result goes, so keep() cannot work with it")
 
 
-def memory_limit(processes: int) -> int | None:
+def kept_limit(processes: int) -> int:
     """The bytes of kept values that a process may have: what ``MESHGATE_KEPT_MEMORY`` says, or its part of half of the
-    memory of the machine or the container, which ``processes`` share. None: unknown, so any number."""
+    memory of the machine or its control groups, which ``processes`` share."""
     if given := os.environ.get(LIMIT_VARIABLE):
         return int(given)
-    sizes = []
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            sizes.append(int(file.readline().split()[1]) * 1024)
-    except OSError:
-        return None
-    for name in GROUP_LIMITS:
-        try:
-            with open(name, encoding="ascii") as file:
-                if (text := file.read().strip()).isdigit():
-                    sizes.append(int(text))
-        except OSError:
-            pass  # another version of control groups, or none
-    return min(sizes) // 2 // max(processes, 1)
+    return memory_limit() // 2 // max(processes, 1)
 
 
 def process_store(processes: int, actor_class: type) -> KeptStore:
@@ -278,7 +265,7 @@ def process_store(processes: int, actor_class: type) -> KeptStore:
     module: Any = sys.modules.setdefault(MODULE, ModuleType(MODULE))
     if not hasattr(module, "store"):
         module.KeptValuesActor = actor_class
-        store = KeptStore(memory_limit(processes))
+        store = KeptStore(kept_limit(processes))
         keep_results(store)
         module.store = store  # last, so that a failure is not taken for a store
     found: KeptStore = module.store

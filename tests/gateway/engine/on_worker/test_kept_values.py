@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from meshgate_gateway.engine.on_worker import kept_values
 from meshgate_gateway.engine.on_worker.kept_values import (
     KeptStore,
     describe,
-    memory_limit,
+    kept_limit,
     port_of_call,
     require_frame,
 )
@@ -213,18 +212,12 @@ def test_a_value_that_no_message_may_carry_is_refused(monkeypatch: pytest.Monkey
     assert not pickles
 
 
-def test_the_limit_is_the_setting_or_a_part_of_half_of_the_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_limit_is_the_setting_or_a_part_of_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_KEPT_MEMORY", "1234")
-    assert memory_limit(4) == 1234
+    assert kept_limit(4) == 1234
     monkeypatch.delenv("MESHGATE_KEPT_MEMORY")
-    group = tmp_path / "memory.max"
-    group.write_text("8000\n")
-    monkeypatch.setattr(kept_values, "GROUP_LIMITS", (str(group), str(tmp_path / "missing")))
-    assert (memory_limit(1), memory_limit(4)) == (4000, 1000)
-    group.write_text("max\n")
-    assert (memory_limit(1) or 0) > 8000
+    monkeypatch.setattr(kept_values, "memory_limit", lambda: 8000)
+    assert (kept_limit(1), kept_limit(4)) == (4000, 1000)
 
 
 def test_a_process_has_one_store_however_many_actors_serve_it(monkeypatch: pytest.MonkeyPatch) -> None:
