@@ -210,6 +210,13 @@ class ClientDisconnected(_Model):
     detached: bool = False
 
 
+class SessionNamed(_Model):
+    """The session is detached, and its next holder finds it by ``name``."""
+
+    type: Literal["named"] = "named"
+    name: str
+
+
 class SessionState(_Model):
     """Whether a client is connected; otherwise for how many seconds none has been, and ``silence`` as above."""
 
@@ -250,6 +257,7 @@ ControlMessage: TypeAlias = (
     | Inspected
     | ClientConnected
     | ClientDisconnected
+    | SessionNamed
     | SessionState
     | ConnectionRefused
     | SessionEnded

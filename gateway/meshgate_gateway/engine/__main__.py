@@ -44,6 +44,7 @@ from meshgate_gateway.control import (
     ReportState,
     RunEnded,
     SessionEnded,
+    SessionNamed,
     SessionState,
 )
 from meshgate_gateway.engine.client_connection import ClientConnection, serve_connection
@@ -78,6 +79,7 @@ class EngineMain:
             self._connection_changed,
             host=host,
             connection_refused=lambda: control.send(ConnectionRefused()),
+            named=lambda name: control.send(SessionNamed(name=name)),
             counted=control.send,
             log_output=output_log.add if output_log is not None else lambda lines: None,
         )

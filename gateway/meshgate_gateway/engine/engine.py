@@ -65,9 +65,10 @@ class Engine:
     """Everything of one session except its process. All methods run on the event loop.
 
     ``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``connection_changed`` is called with whether a client
-    is connected, ``connection_refused`` when a client may not connect, or has not, ``counted`` with metrics,
-    ``log_output`` with what actors print. ``host`` is where workers reach this process, or None if they share its
-    machine. ``ended`` is set when the session is over, and ``end_reason`` says why.
+    is connected, ``connection_refused`` when a client may not connect, or has not, ``named`` with the session's name
+    once it is detached, ``counted`` with metrics, ``log_output`` with what actors print. ``host`` is where workers
+    reach this process, or None if they share its machine. ``ended`` is set when the session is over, and
+    ``end_reason`` says why.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Engine:
         *,
         host: str | None = None,
         connection_refused: Callable[[], object] = lambda: None,
+        named: Callable[[str], object] = lambda name: None,
         counted: Callable[[EngineCounts], object] = lambda counts: None,
         log_output: Callable[[list[PrintedLine]], object] = lambda lines: None,
     ) -> None:
@@ -86,7 +88,7 @@ class Engine:
         self.session = ""  # its id, once a client has connected
         self._monarch = monarch
         self._log_output = log_output
-        self._report_connection = connection_changed
+        self._report_connection, self._report_name = connection_changed, named
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
@@ -325,8 +327,9 @@ class Engine:
         if not self._ledger.active:
             self._apply_limits()  # output may wait for a client that is gone up to another limit
 
-    def _detached(self) -> None:
+    def _detached(self, name: str) -> None:
         """From now on, what is sent passes through the ledger, which sends what it keeps after each flush."""
+        self._report_name(name)
         self.link.keep = self._ledger.keep
         self._limit()
 

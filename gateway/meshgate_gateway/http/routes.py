@@ -183,8 +183,13 @@ class Routes:
         if path == "/v1/hosts":
             return await self._hosts(request)
         if path == "/v1/sessions":
+            sessions = await inspection.sessions(caller.name)
             restarted = await self._restarted()
-            body: dict[str, Any] = {"sessions": await inspection.sessions(caller.name), "restarted": restarted}
+            body: dict[str, Any] = {
+                "sessions": sessions,
+                "ended": inspection.ended(caller.name),
+                "restarted": restarted,
+            }
         elif path == "/v1/status":
             runs = () if self.runs is None else await self.runs.statuses()
             shown = tuple(run.model_copy(update={"command": ()}) for run in runs)

@@ -26,7 +26,7 @@ REFILL_DELAY = 3.0  # seconds; lets the processes of a new session start first, 
 class EngineProcess:
     """One engine process and the control channel to it, both of which outlive this server.
 
-    The next server learns ``session``, ``owner`` and ``meshes``, once they are assigned.
+    The next server learns ``session``, ``owner``, ``meshes`` and the session's ``name``, once they are known.
     """
 
     def __init__(self, process: SupervisedProcess, control: socket.socket | None) -> None:
@@ -34,6 +34,7 @@ class EngineProcess:
         self.session: str | None = process.note.get("session")
         self.owner: str = process.note.get("owner", "")
         self.meshes: frozenset[str] = frozenset(process.note.get("meshes", ()))
+        self.name: str = process.note.get("name", "")
         self._process = process
         self._child = ChildProcess(process, on_line=self._log_line)
         self._channel = None if control is None else ControlChannel(control)
@@ -96,6 +97,11 @@ class EngineProcess:
         self.meshes |= {mesh}
         self._annotate()
 
+    def set_name(self, name: str) -> None:
+        """Records that the session is detached, under this name."""
+        self.name = name
+        self._annotate()
+
     async def receive(self) -> ControlMessage | None:
         """The next message; None once the engine has closed the channel or exited. For a single reader.
 
@@ -122,7 +128,8 @@ class EngineProcess:
         self._process.forget()
 
     def _annotate(self) -> None:
-        self._process.annotate({"session": self.session, "owner": self.owner, "meshes": sorted(self.meshes)})
+        known = {"session": self.session, "owner": self.owner, "meshes": sorted(self.meshes), "name": self.name}
+        self._process.annotate(known)
 
     def kill(self) -> None:
         self._child.signal(signal.SIGKILL)

@@ -44,6 +44,7 @@ from meshgate_gateway.control import (
     NewConnection,
     RunEnded,
     SessionEnded,
+    SessionNamed,
     SessionState,
 )
 from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable, JobEnd, MeshIncomplete
@@ -51,6 +52,7 @@ from meshgate_gateway.logs import EventLog
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics, Totals
 from meshgate_gateway.supervisor.link import SupervisorLink
+from meshgate_processes.identity import last_output
 from meshgate_wire.handshake import PYTHON_VERSION, SOFTWARE_VERSION
 from meshgate_wire.status import EngineStatus, HostStatus, JobStatus, OutputPage, SessionOutput, SessionStatus
 
@@ -61,6 +63,7 @@ EXIT_TIMEOUT = 2.0  # seconds from the end of its channel to the exit of its pro
 END_TIMEOUT = STOP_TIMEOUT + EXIT_TIMEOUT + 3.0  # seconds: an engine that does not stop is killed before
 REAP_TIMEOUT = 15.0
 DESCRIBE_TIMEOUT = 3.0  # seconds that an engine has to describe its session, or its output
+MAX_ENDED_OUTPUT = 2000  # characters of what an engine printed last, in the list of sessions that have ended
 PREFIX = "ended session/"
 EXITED = "its engine has exited"
 
@@ -121,7 +124,7 @@ class SessionManager:
 
     def adopt(self, engine: EngineProcess, session: str) -> None:
         """Continues a session of an earlier server with its engine, which may have exited meanwhile."""
-        self._sessions.restore(session, engine.owner, engine.meshes)
+        self._sessions.restore(session, engine.owner, engine.meshes, engine.name)
         self._serve_with(engine, session, engine.owner)
         log.info("session adopted", session=session, pid=engine.pid)
 
@@ -303,6 +306,9 @@ class SessionManager:
                 silence=round(message.silence, 1),
                 detached=message.detached,
             )
+        elif isinstance(message, SessionNamed):
+            engine.set_name(message.name)
+            self._sessions.named(session, message.name)
         elif isinstance(message, SessionState):
             if not message.connected:
                 since = self._loop.time() - message.disconnected_for
@@ -488,11 +494,20 @@ class SessionInspection:
         owned = [session for session in self._sessions.owned_by(owner) if session in self._engines]
         return list(await asyncio.gather(*map(self._listed, owned)))
 
+    def ended(self, owner: str) -> list[dict[str, Any]]:
+        """The ended sessions that ``owner`` may look for, as JSON, the oldest first."""
+        return [
+            {"id": session, "name": gone.name, "kind": gone.kind, "reason": gone.reason, "ago": round(ago, 1)}
+            | {"output": last_output(gone.output, MAX_ENDED_OUTPUT)}
+            for session, gone, ago in self._sessions.ended_of(owner, asyncio.get_running_loop().time())
+        ]
+
     async def _listed(self, session: str) -> dict[str, Any]:
         try:
             known: dict[str, Any] = json.loads(await self._ask(session, "session"))
         except _NoAnswer as error:
-            known = {"error": str(error)}
+            name = self._sessions.name_of(session)
+            known = {"error": str(error), "name": name, "detached": bool(name)}
         return {**known, "id": session, "connected": self._sessions.is_connected(session), "lease": self._lease}
 
     async def _session(self, session: str, pid: int) -> SessionStatus:
@@ -505,7 +520,9 @@ class SessionInspection:
         try:
             known = EngineStatus.model_validate_json(await self._ask(session, "status"))
         except _NoAnswer as error:
-            return SessionStatus.model_validate({**facts, "problem": str(error)})
+            return SessionStatus.model_validate(
+                {**facts, "name": self._sessions.name_of(session), "problem": str(error)}
+            )
         return SessionStatus.model_validate({**facts, **known.model_dump()})
 
     async def _output(self, session: str, after: int) -> SessionOutput | None:

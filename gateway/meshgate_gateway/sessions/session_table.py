@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -42,12 +42,14 @@ class HandOver:
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A session that has ended, and why. ``kind``: its engine died, it ended in order, its lease expired, or this
-    gateway does not know it."""
+    gateway does not know it. ``name``: of a detached session, else ""."""
 
     kind: Kind
     reason: str
     output: str = ""
     at: float = 0.0
+    owner: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class _Live:
     connected_at: float = math.nan  # also nan, whose age equals no other, during a connection of an earlier server
     cut_ages: deque[float] = field(default_factory=lambda: deque(maxlen=CUTS_REMEMBERED))
     meshes: set[str] = field(default_factory=set)
+    name: str = ""  # once it is detached
     ending: Gone | None = None
     stopped_meshes: bool = False
 
@@ -126,9 +129,9 @@ class Sessions:
         self._idle_since = None
         return Start()
 
-    def restore(self, session: str, owner: str, meshes: frozenset[str]) -> None:
+    def restore(self, session: str, owner: str, meshes: frozenset[str], name: str = "") -> None:
         """A live session of an earlier server. It cannot expire until ``connected`` or ``disconnected`` is called."""
-        self._live[session] = _Live(owner, disconnected_at=None, lease=self._lease, meshes=set(meshes))
+        self._live[session] = _Live(owner, disconnected_at=None, lease=self._lease, meshes=set(meshes), name=name)
         self._idle_since = None
 
     def restore_gone(self, session: str, gone: Gone) -> None:
@@ -139,6 +142,15 @@ class Sessions:
     def gone(self) -> Mapping[str, Gone]:
         """The sessions that have ended and are remembered."""
         return self._gone
+
+    def named(self, session: str, name: str) -> None:
+        """The session is detached, under this name."""
+        self._live[session].name = name
+
+    def name_of(self, session: str) -> str:
+        """The name of a detached session; empty if it is not detached, or over."""
+        live = self._live.get(session)
+        return live.name if live is not None else ""
 
     def connected(self, session: str, now: float) -> None:
         live = self._live[session]
@@ -159,6 +171,13 @@ class Sessions:
     def owned_by(self, owner: str) -> list[str]:
         """The live sessions of an identity, oldest first."""
         return [session for session, live in self._live.items() if live.owner == owner]
+
+    def ended_of(self, owner: str, now: float) -> Iterator[tuple[str, Gone, float]]:
+        """The remembered sessions of an identity that someone may look for, each with the seconds since its end, the
+        oldest first: those that were detached, and those that did not end in order."""
+        for session, gone in self._gone.items():
+            if gone.owner == owner and (gone.name or gone.kind != "ended"):
+                yield session, gone, max(0.0, now - gone.at)
 
     def is_connected(self, session: str) -> bool:
         live = self._live.get(session)
@@ -194,7 +213,7 @@ class Sessions:
         if not live.stopped_meshes:
             self._dirty |= live.meshes
         gone = live.ending or Gone("died", f"the session's engine {reason}", output)
-        gone = Gone(gone.kind, gone.reason, output if gone.kind == "died" else "", now)
+        gone = Gone(gone.kind, gone.reason, output if gone.kind == "died" else "", now, live.owner, live.name)
         self._gone[session] = gone
         while len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]

@@ -124,16 +124,17 @@ async def test_messages_pass_in_both_directions() -> None:
         assert not engine.send(HostsReply(mesh="workers"))
 
 
-async def test_a_further_server_learns_the_session_its_owner_and_its_meshes() -> None:
+async def test_a_further_server_learns_the_session_with_its_owner_meshes_and_name() -> None:
     supervisor = Unsupervised()
     engine = EngineProcess.start(cast("SupervisorLink", supervisor), STUB, os.environ)
     (process,) = supervisor.children.values()
     engine.assign("0" * 32, "owner", 60)
     assigned = process.note
     engine.add_mesh("workers")
+    engine.set_name("night")
     await engine.stop(0)
-    assert assigned == {"session": "0" * 32, "owner": "owner", "meshes": []}
-    assert process.note == {**assigned, "meshes": ["workers"]}
+    assert assigned == {"session": "0" * 32, "owner": "owner", "meshes": [], "name": ""}
+    assert process.note == {**assigned, "meshes": ["workers"], "name": "night"}
 
 
 async def test_a_missing_program_raises() -> None:

@@ -175,7 +175,7 @@ class FakeEngine:
     """An engine process that sends what the test puts into ``messages``."""
 
     pid, running, adopted = 1, True, False
-    owner, meshes = "", frozenset[str]()
+    owner, meshes, name = "", frozenset[str](), ""
 
     def __init__(self) -> None:
         self.session: str | None = None
@@ -705,6 +705,33 @@ async def test_the_list_has_the_sessions_of_its_caller_and_why_an_engine_did_not
         ("unasked", False, "its engine has exited"),
     ]
     assert await inspection.sessions("bob") == []
+
+
+async def test_a_session_has_its_name_although_its_engine_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DESCRIBE_TIMEOUT", 0.01)
+    inspection = inspect(one=Engine(mute=True))
+    inspection._sessions.named("one", "night")
+    (listed,) = await inspection.sessions("alice")
+    assert (listed["name"], listed["detached"]) == ("night", True)
+    assert listed["error"] == "its engine did not answer within 0.01 s"
+    assert (await inspection.status()).sessions[0].name == "night"
+
+
+def test_an_engine_that_was_killed_while_no_driver_was_connected_leaves_its_reason_under_its_name(
+    server: ServerProcess,
+) -> None:
+    session = uuid.uuid4().hex
+    with server.join(session) as connection:
+        connection.send(b'send {"type": "named", "name": "night"}\n')
+        connection.command("print the last words")
+        pid = connection.command("describe")["pid"]
+    server.wait_logged("session disconnected", session=session)
+    os.kill(pid, signal.SIGKILL)
+    server.wait_logged("session ended", session=session)
+    (ended,) = [each for each in server.ask("/v1/sessions", token=TOKEN).body["ended"] if each["id"] == session]
+    assert (ended["name"], ended["kind"], ended["output"]) == ("night", "died", "the last words\n")
+    assert ended["reason"] == "the session's engine was killed by SIGKILL"
+    assert 0 <= ended["ago"] < 60
 
 
 def test_output_begins_after_the_lines_that_the_caller_has() -> None:

@@ -50,6 +50,23 @@ def test_the_reasons_of_the_sessions_that_ended_last_are_kept() -> None:
     assert (newest.kind, oldest.kind) == ("died", "unknown")
 
 
+def test_ended_sessions_that_someone_may_look_for_are_listed_for_their_owner() -> None:
+    sessions = started("died", "ended", "night", "other")
+    sessions.named("night", "evening")
+    sessions.named("night", "night")
+    for name in ("ended", "night"):
+        sessions.ended(name, "the client ended the session")
+    for number, name in enumerate(("died", "ended", "night")):
+        sessions.exited(name, "exited", "", now=number)
+    sessions.admit("theirs", "someone else", resume=False, now=0)
+    sessions.exited("theirs", "exited", "", now=3)
+    assert [(name, gone.name, gone.kind, ago) for name, gone, ago in sessions.ended_of("me", now=5)] == [
+        ("died", "", "died", 5),
+        ("night", "night", "ended", 3),
+    ]
+    assert [name for name, _, _ in sessions.ended_of("someone else", now=5)] == ["theirs"]
+
+
 def test_a_session_belongs_to_its_owner() -> None:
     rejected = started("a").admit("a", "someone else", resume=True, now=1)
     assert isinstance(rejected, Reject)
@@ -81,7 +98,7 @@ def test_after_stop_admitting_every_connection_is_rejected() -> None:
 def test_the_reason_and_output_of_a_dead_engine_are_kept() -> None:
     sessions = started("a")
     gone = sessions.exited("a", "was killed by SIGKILL", "last words", now=5)
-    assert gone == Gone("died", "the session's engine was killed by SIGKILL", "last words", at=5)
+    assert gone == Gone("died", "the session's engine was killed by SIGKILL", "last words", 5, "me")
     assert sessions.admit("a", "me", resume=True, now=6) == gone
     assert sessions.admit("a", "me", resume=False, now=6) == gone
 
@@ -96,7 +113,7 @@ def test_the_first_end_reason_is_kept() -> None:
     sessions = started("a")
     sessions.ending("a", "first")
     sessions.ended("a", "second")
-    assert sessions.exited("a", "ended with exit code 0", "noise", now=1) == Gone("ended", "first", "", at=1)
+    assert sessions.exited("a", "ended with exit code 0", "noise", now=1) == Gone("ended", "first", "", 1, "me")
 
 
 def test_a_session_expires_a_lease_after_it_was_last_connected() -> None:

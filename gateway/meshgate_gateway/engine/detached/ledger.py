@@ -129,8 +129,8 @@ NUMBERS_IN_A_MESSAGE = 10_000
 class Ledger:
     """``post`` sends to the holder past the ledger. ``queued()`` and ``queued_on(stream)`` are the bytes that wait to
     be sent, ``connected()`` whether a client is connected, ``open_calls()`` the calls that are not answered yet,
-    ``streamed(call)`` the positions of the replies that one of them has given. ``detached()`` is called once the
-    session is: from then on, what is sent passes through ``keep``."""
+    ``streamed(call)`` the positions of the replies that one of them has given. ``detached(name)`` is called once the
+    session is, and when it gets another name: from then on, what is sent passes through ``keep``."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Ledger:
         open_calls: Callable[[], Iterable[Call]],
         streamed: Callable[[int], Iterable[int]],
         connected: Callable[[], bool],
-        detached: Callable[[], object],
+        detached: Callable[[str], object],
     ) -> None:
         self.active = False
         self.name = ""
@@ -237,10 +237,9 @@ class Ledger:
     # --- messages of the holder
 
     def _detach(self, header: Detach, buffers: Sequence[Fragments]) -> None:
-        self.name = header.name
-        if not self.active:
-            self.active = True
-            self._detached()
+        self.name, first, self.active = header.name, not self.active, True
+        self._detached(header.name)
+        if first:
             self._numbers.start(header.call)
             self._detached_at = header.call
             numbers = []

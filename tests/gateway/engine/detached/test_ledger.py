@@ -347,7 +347,7 @@ async def test_a_new_holder_learns_what_was_stopped_and_dropped() -> None:
 
 def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
     posted: list[Any] = []
-    active: list[bool] = []
+    names: list[str] = []
     queued = 2**30
 
     def post(header: Header, buffers: Sequence[Any] = (), *, stream: int = 0) -> None:
@@ -361,18 +361,20 @@ def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
         open_calls=lambda: [call(1, 3)],
         streamed=lambda number: (),
         connected=lambda: False,
-        detached=lambda: active.append(True),
+        detached=names.append,
     )
     ledger._detach(Detach(call=2, name="train"), ())
     ledger.add_output((OutputLine(stream="stdout", mesh="actors", text="line"),), wanted=True)
     assert ledger.keep(Values(call=1), (b"value",), 3)
     assert ledger.keep(PortMessage(port=4), (b"message",), 4)
-    assert (posted, active) == ([Keeps(calls=(1,)), Done(call=2)], [True])
+    assert (posted, names) == ([Keeps(calls=(1,)), Done(call=2)], ["train"])
     ledger.feed()
     assert posted == [Keeps(calls=(1,)), Done(call=2)]
     queued = 0
     ledger.feed()
     assert [type(header) for header in posted] == [Keeps, Done, Values, Output, PortMessage]
+    ledger._detach(Detach(call=3, name="eval"), ())
+    assert (posted[5:], names) == ([Done(call=3)], ["train", "eval"])
     ledger.close()
 
 
