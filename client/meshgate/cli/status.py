@@ -15,7 +15,7 @@ from meshgate.cli.models import ClusterEvent, JobRow, LateRank, LostRanks, Resul
 from meshgate.errors import ranks_text
 from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
-from meshgate.jobs.sessions import SessionInfo
+from meshgate.jobs.sessions import EndedSession, SessionInfo
 from meshgate.jobs.trait import JobTrait
 from meshgate.ranks import OWN_MESHES
 from meshgate_wire.messages import waiting_ranks
@@ -34,6 +34,7 @@ UNNAMED = "an endpoint's mesh"
 SEQUENCES_NAMED = 8  # of ranks
 VERSION_SHOWN = 12
 NAMES_SHOWN = 4
+ENDED_SHOWN = 10
 
 
 class Description(Result):
@@ -264,14 +265,17 @@ class Sessions(Result):
     """``meshgate sessions``"""
 
     sessions: list[SessionInfo]
+    ended: list[EndedSession] = Field(default=[], description="those that were detached, or did not end in order")
 
 
 def list_sessions(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """List the sessions of a job.
 
-    Each with its age, meshes, calls and code version, and the process that holds it.
+    Each with its age, meshes, calls and code version, and the process that holds it. Then those that have ended, with
+    the reason, if they were detached or did not end in order.
     """
-    found = Sessions(sessions=find_job(job, namespace).sessions(None))
+    known = find_job(job, namespace)._list_sessions(None)
+    found = Sessions(sessions=known.sessions, ended=known.ended)
     emit(found, as_json, lambda console: show_sessions(found, console))
 
 
@@ -291,6 +295,8 @@ def show_sessions(found: Sessions, console: Console) -> None:
             info.holder or "-",
         )
     console.print(table if found.sessions else "the job has no sessions")
+    for ended in found.ended[-ENDED_SHOWN:]:
+        console.print(str(ended))
 
 
 def _held(info: SessionInfo) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshgate.errors import GatewayError, JobError, JobNotRunning, JobUnsupported
 from meshgate.jobs.saved import DEFAULT_JOB_PATH, read_record
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
+BUSY_TIMEOUT = 5.0  # seconds in which a session is looked for again while the engine of another one does not answer
 ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -52,6 +54,38 @@ class SessionInfo:
     unread_lines: int = 0
     code_version: str | None = None
     error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedSession:
+    """A session that has ended ``ago`` seconds ago, with the ``reason`` and, if its engine died, its last ``output``.
+    ``kind``: ``died``, ``ended`` or ``expired``. ``name``: if it was detached."""
+
+    id: str
+    name: str = ""
+    kind: str = ""
+    reason: str = ""
+    output: str = ""
+    ago: float = 0.0
+
+    def __str__(self) -> str:
+        ended = time.localtime(time.time() - self.ago)
+        when = time.strftime("%H:%M" if self.ago < 12 * 3600 else "%a %d %b, %H:%M", ended)
+        output = f"; its last output:\n{self.output.rstrip()}" if self.output.strip() else ""
+        return f"session {self.name or self.id[:8]!r} ended at {when}: {self.reason}{output}"
+
+
+SessionT = TypeVar("SessionT", SessionInfo, EndedSession)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionList:
+    """What a gateway reports of the caller's sessions: those of its job, those that have ended and may be looked for,
+    both oldest first, and why it replaced an earlier gateway of the job, if it did."""
+
+    sessions: list[SessionInfo]
+    ended: list[EndedSession] = field(default_factory=list)  # an earlier gateway does not report any
+    restarted: str = ""
 
 
 class SessionAccess(ABC):
@@ -120,11 +154,14 @@ class SessionAccess(ABC):
 
     def sessions(self, cached_path: str | None = DEFAULT_JOB_PATH) -> list[SessionInfo]:
         """The sessions of the running job, oldest first; none if it is not running. Raises GatewayError."""
+        return self._list_sessions(cached_path).sessions
+
+    def _list_sessions(self, cached_path: str | None) -> SessionList:
         with self._lock:
             try:
-                return _read_sessions(self._find_running(cached_path)._dialer())[0]
+                return _read_sessions(self._find_running(cached_path)._dialer())
             except JobNotRunning:
-                return []
+                return SessionList(sessions=[])
 
     def attach(
         self, name: str | None = None, *, replay: bool = False, cached_path: str | None = DEFAULT_JOB_PATH
@@ -157,11 +194,10 @@ class SessionAccess(ABC):
             raise JobError("the name of the session is empty; run `meshgate sessions` to list the sessions")
         with self._lock:
             dialer = self._find_running(cached_path)._dialer()
-        sessions, restarted = _read_sessions(dialer)
         if ID.fullmatch(name):  # if it is not listed, the gateway reports whose it is
-            found = next((each for each in sessions if each.id == name), SessionInfo(id=name))
+            found = next((each for each in _read_sessions(dialer).sessions if each.id == name), SessionInfo(id=name))
         else:
-            found = choose_session(sessions, restarted, name, to="end the session")
+            found = _find_session(dialer, name, to="end the session")
         request_json(dialer, f"/v1/sessions/{found.id}/end", b"")
         return found
 
@@ -174,7 +210,7 @@ class SessionAccess(ABC):
             raise JobError(
                 f"{self!r} already has a session in this process: attach with another job object, from job_load()"
             )
-        found = choose_session(*_read_sessions(self._dialer()), name)
+        found = _find_session(self._dialer(), name)
         client = Client.connect(self._dialer(), session_id=found.id, mesh_sizes=self._mesh_sizes())
         try:
             session = take_over(client, replay=replay, timeout=client.settings.connect_timeout)
@@ -243,43 +279,62 @@ def _detach(client: Client, name: str | None) -> tuple[str, FutureProxy[Any]]:
     return name, returned
 
 
-def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:
-    """The sessions of the gateway behind ``dialer``, oldest first, and why it replaced an earlier gateway of the job,
-    if it did. Raises GatewayError."""
+def _read_sessions(dialer: Dialer) -> SessionList:
+    """The sessions of the gateway behind ``dialer``. Raises GatewayError."""
     from meshgate.session.gateway_client import request_json  # noqa: PLC0415 - few programs ask
 
     try:
-        reply = request_json(dialer, "/v1/sessions")
-        return [read_record(SessionInfo, each) for each in reply["sessions"]], str(reply.get("restarted", ""))
-    except (KeyError, ValueError) as error:
+        return read_record(SessionList, request_json(dialer, "/v1/sessions"))
+    except ValueError as error:
         raise GatewayError(f"{dialer} sent an invalid list of sessions: {error}") from error
 
 
-def choose_session(
-    sessions: Sequence[SessionInfo], restarted: str, name: str | None, *, to: str = "attach"
-) -> SessionInfo:
+def _find_session(dialer: Dialer, name: str | None, *, to: str = "attach") -> SessionInfo:
+    """``choose_session`` of those behind ``dialer``. As long as the engine of a session does not answer, which may be
+    the one and has no name then in an earlier gateway, it looks again, for ``BUSY_TIMEOUT`` seconds."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        known = _read_sessions(dialer)
+        try:
+            return choose_session(known, name, to=to)
+        except JobError:
+            if time.monotonic() > deadline or not any(each.error for each in known.sessions):
+                raise
+        time.sleep(0.2)
+
+
+def choose_session(known: SessionList, name: str | None, *, to: str = "attach") -> SessionInfo:
     """The session called ``name``, by name or start of its id; the only detached one if there is no name.
 
-    Raises JobError if there is not exactly one: it cannot ``to``. ``restarted``: why earlier sessions are gone, or "".
+    Raises JobError if there is not exactly one: it cannot ``to``.
     """
-    known = "; ".join(_described(each) for each in sessions) or "none"
     if name is None:
-        found = [each for each in sessions if each.detached]
+        found = [each for each in known.sessions if each.detached]
+        ended = [each for each in known.ended if each.name]
         wanted = "a detached session"
     else:
-        found = [each for each in sessions if each.name == name]
-        if not found and len(name) >= MIN_PREFIX:
-            found = [each for each in sessions if each.id.startswith(name)]
+        found, ended = _called(known.sessions, name), _called(known.ended, name)
         wanted = f"session {name!r}"
+    listed = "; ".join(_described(each) for each in known.sessions) or "none"
     if not found:
-        why = f". Sessions end with their gateway: {restarted}" if restarted else ""
-        raise JobError(f"cannot {to}: the job does not have {wanted}. Its sessions are: {known}{why}")
+        why = f". Sessions end with their gateway: {known.restarted}" if known.restarted else ""
+        last = f". The {ended[-1]}" if ended else ""
+        raise JobError(f"cannot {to}: the job does not have {wanted}. Its sessions are: {listed}{why}{last}")
     if len(found) > 1:
         hint = ". job.end_session(id) ends one that is no longer needed" if to == "attach" else ""
-        raise JobError(f"cannot {to}: {len(found)} sessions match. Name one by its id: {known}{hint}")
+        raise JobError(f"cannot {to}: {len(found)} sessions match. Name one by its id: {listed}{hint}")
     return found[0]
 
 
+def _called(sessions: Sequence[SessionT], name: str) -> list[SessionT]:
+    found = [each for each in sessions if each.name == name]
+    if not found and len(name) >= MIN_PREFIX:
+        found = [each for each in sessions if each.id.startswith(name)]
+    return found
+
+
 def _described(info: SessionInfo) -> str:
-    state = "detached" if info.detached else "not detached"
-    return f"{info.name or info.id[:8]} (id {info.id[:8]}, {state}, {info.age:.0f} s old)"
+    state = f"{'detached' if info.detached else 'not detached'}, {info.age:.0f} s old"
+    if info.error:  # an earlier gateway does not know a name then
+        state = f"{'detached, ' if info.detached else ''}not known further: {info.error}"
+    return f"{info.name or info.id[:8]} (id {info.id[:8]}, {state})"

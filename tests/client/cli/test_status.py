@@ -22,7 +22,7 @@ from meshgate.cli.status import (
     show_status,
     waiting_text,
 )
-from meshgate.jobs.sessions import SessionInfo
+from meshgate.jobs.sessions import EndedSession, SessionInfo, SessionList
 from meshgate.progress import new_console
 from meshgate_wire.status import (
     CallStatus,
@@ -253,10 +253,13 @@ def test_a_description_shows_objects_and_events_and_leaves_out_what_is_empty() -
     assert not any(row[:1] == ["age"] for row in rows(shown(elsewhere)))
 
 
+DIED = EndedSession(id="ab" * 16, name="night", kind="died", reason="it died", output="the [last] words\n", ago=60)
+
+
 class Job:
-    def sessions(self, cached_path: str | None) -> list[SessionInfo]:
+    def _list_sessions(self, cached_path: str | None) -> SessionList:
         assert cached_path is None  # the command has found the job
-        return [TRAIN]
+        return SessionList(sessions=[TRAIN], ended=[DIED])
 
 
 def shown_sessions(*found: SessionInfo) -> list[str]:
@@ -267,7 +270,12 @@ def shown_sessions(*found: SessionInfo) -> list[str]:
 
 def test_the_sessions_of_the_job_are_listed(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "find_job", lambda job, namespace: Job())
-    assert json.loads(run.invoke(app, ["sessions", "--json"]).output)["sessions"][0]["name"] == "train"
+    found = json.loads(run.invoke(app, ["sessions", "--json"]).output)
+    assert (found["sessions"][0]["name"], found["ended"][0]["name"]) == ("train", "night")
+    lines = run.invoke(app, ["sessions"]).output.splitlines()
+    assert lines[-2].startswith("session 'night' ended at ")
+    assert lines[-2].endswith(": it died; its last output:")
+    assert lines[-1] == "the [last] words"
 
 
 def test_a_session_is_one_line() -> None:

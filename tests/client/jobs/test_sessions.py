@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +9,8 @@ from typing import Any
 import pytest
 
 from meshgate import JobError, JobNotRunning, JobUnsupported, LocalJob, ProcessJob, job_load
-from meshgate.jobs.sessions import SessionInfo, choose_session
+from meshgate.jobs import sessions as module
+from meshgate.jobs.sessions import EndedSession, SessionInfo, SessionList, choose_session
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.futures import FutureProxy
 from meshgate.testing import FakeJob
@@ -17,32 +20,84 @@ def info(name: str, start: str, *, detached: bool = True) -> SessionInfo:
     return SessionInfo(id=start + "0" * (32 - len(start)), name=name, detached=detached)
 
 
+def known(*sessions: SessionInfo, ended: tuple[EndedSession, ...] = (), restarted: str = "") -> SessionList:
+    return SessionList(sessions=list(sessions), ended=list(ended), restarted=restarted)
+
+
 def test_a_session_is_chosen_by_name_or_by_the_start_of_its_id() -> None:
     sessions = [info("train", "aaaa1"), info("eval", "bbbb1"), info("", "cccc1", detached=False)]
-    assert choose_session(sessions, "", "eval").name == "eval"
-    assert choose_session(sessions, "", "cccc1").id.startswith("cccc1")
-    assert choose_session([sessions[0], sessions[2]], "", None).name == "train"
+    assert choose_session(known(*sessions), "eval").name == "eval"
+    assert choose_session(known(*sessions), "cccc1").id.startswith("cccc1")
+    assert choose_session(known(sessions[0], sessions[2]), None).name == "train"
 
 
 @pytest.mark.parametrize(("name", "text"), [("missing", "does not have session 'missing'"), ("aaa", "'aaa'")])
 def test_a_name_that_matches_nothing_lists_the_sessions(name: str, text: str) -> None:
     with pytest.raises(JobError, match=rf"{text}.*train \(id aaaa1000, detached, 0 s old\)"):
-        choose_session([info("train", "aaaa1")], "", name)
+        choose_session(known(info("train", "aaaa1")), name)
     with pytest.raises(JobError, match=r"does not have a detached session\. Its sessions are: none"):
-        choose_session([], "", None)
+        choose_session(known(), None)
 
 
 def test_a_session_that_ended_with_its_gateway_is_missed_with_the_reason() -> None:
     with pytest.raises(JobError, match=r"does not have session 'train'.*Sessions end with their gateway: it was OOM"):
-        choose_session([], "it was OOMKilled", "train")
+        choose_session(known(restarted="it was OOMKilled"), "train")
 
 
 def test_a_name_that_matches_several_sessions_is_ambiguous() -> None:
     sessions = [info("train", "aaaa1"), info("train", "aaaa2")]
     for name in ("train", "aaaa", None):
         with pytest.raises(JobError, match=r"2 sessions match.*job\.end_session\(id\) ends one"):
-            choose_session(sessions, "", name)
-    assert choose_session(sessions, "", "aaaa2").id.startswith("aaaa2")
+            choose_session(known(*sessions), name)
+    assert choose_session(known(*sessions), "aaaa2").id.startswith("aaaa2")
+
+
+KILLED = "the session's engine was killed by SIGKILL"
+DIED = EndedSession(id="ab" * 16, name="night", kind="died", reason=KILLED, output="the last words\n", ago=60)
+
+
+@pytest.mark.parametrize("name", ["night", "abab", None])
+def test_a_session_that_has_ended_is_missed_with_when_and_why(name: str | None) -> None:
+    early, unnamed = (
+        EndedSession(id=start * 16, name=name, reason="no") for start, name in (("00", "night"), ("11", ""))
+    )
+    with pytest.raises(JobError) as error:
+        choose_session(known(ended=(early, DIED, unnamed)), name)
+    assert re.search(
+        rf"The session 'night' ended at \d\d:\d\d: {KILLED}; its last output:\nthe last words$", str(error.value)
+    )
+
+
+def test_an_end_of_yesterday_has_its_day() -> None:
+    assert re.match(
+        r"session 'abababab' ended at \w+ \d+ \w+, \d\d:\d\d: no$",
+        str(EndedSession(id="ab" * 16, reason="no", ago=86400)),
+    )
+
+
+BUSY = "its engine did not answer within 3 s"
+
+
+def test_a_session_whose_engine_does_not_answer_is_found_by_the_name_that_the_gateway_knows() -> None:
+    busy = replace(info("night", "aaaa1"), error=BUSY)
+    assert choose_session(known(busy), "night") == busy
+    with pytest.raises(JobError, match=rf"night \(id aaaa1000, detached, not known further: {BUSY}\)"):
+        choose_session(known(busy), "other")
+
+
+def test_a_session_is_looked_for_again_while_an_engine_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, other = SessionInfo(id="aa" * 16, error=BUSY), info("other", "bbbb1")
+    answers = iter([known(busy, other), known(info("night", "aaaa1"), other)])
+    monkeypatch.setattr(module, "_read_sessions", lambda dialer: next(answers))
+    dialer: Any = None
+    assert module._find_session(dialer, "night").name == "night"
+    answers = iter([known(other)])
+    with pytest.raises(JobError, match="does not have session 'night'"):  # at once
+        module._find_session(dialer, "night")
+    monkeypatch.setattr(module, "BUSY_TIMEOUT", 0.0)
+    answers = iter([known(busy)])
+    with pytest.raises(JobError, match=rf"aaaaaaaa \(id aaaaaaaa, not known further: {BUSY}\)"):
+        module._find_session(dialer, "night")
 
 
 def test_a_job_that_does_not_run_has_no_sessions_and_starts_none(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from meshgate.cli.models import Called, ErrorReport, RankValue, Reload
 from meshgate.code_sync.project import driver_tree
 from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
-from meshgate.jobs.sessions import SessionInfo, choose_session
+from meshgate.jobs.sessions import SessionInfo, SessionList, choose_session
 from meshgate.jobs.signals import hold_signals
 from meshgate.jobs.trait import JobTrait
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy, ProcMeshProxy
@@ -140,7 +140,8 @@ class _Work:
         if wanted is None and not with_actors and sum(each.detached for each in sessions) > 1:
             known = "; ".join(f"{each.name or each.id[:8]}: {', '.join(each.actors) or 'none'}" for each in sessions)
             raise JobError(f"no session has actors {self.target.name!r}. Actors of each session: {known}")
-        return choose_session(with_actors if wanted is None and with_actors else sessions, "", wanted)
+        chosen = with_actors if wanted is None and with_actors else sessions
+        return choose_session(SessionList(sessions=chosen), wanted)
 
     def _sync(self) -> tuple[int, str]:
         """The directories that processes of the session import from stay those that they are."""
