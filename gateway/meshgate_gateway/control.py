@@ -93,7 +93,8 @@ class NewConnection(_Model):
 
 
 class RunEnded(_Model):
-    """The engine must close the connections that the secret of ``run`` has opened: it opens nothing any more."""
+    """The processes of ``run`` have ended. The engine must close the connections that the run's secret has opened, and
+    end its session if the last one was one of them, unless it is detached."""
 
     type: Literal["run_ended"] = "run_ended"
     run: str
@@ -198,7 +199,10 @@ class Inspected(_Model):
 
 
 class ClientConnected(_Model):
+    """``run``: that whose secret the client has presented."""
+
     type: Literal["connected"] = "connected"
+    run: str = ""
 
 
 class ClientDisconnected(_Model):

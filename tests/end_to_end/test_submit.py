@@ -127,6 +127,27 @@ def test_what_a_program_has_left_behind_loses_its_session_with_the_run(other: An
             receiver.recv().get(60.0)
 
 
+def test_what_a_program_that_crashed_has_spawned_ends_before_it_is_started_again(other: Any, project: Path) -> None:
+    (project / "crash.py").write_text(
+        "import os, signal\nfrom meshgate import ProcessJob\nfrom meshgate_processes.identity import identify_process\n"
+        "from actors import Adder\n"
+        "job = ProcessJob({'workers': 2})\n"
+        "alive = [pid for pid in map(int, open('pids').read().split()) if identify_process(pid)] if "
+        "os.path.exists('pids') else []\n"
+        "adders = job.state().workers.spawn_procs().spawn('adders', Adder)\n"
+        "print('left', alive, flush=True)\n"
+        "open('pids', 'w').write(' '.join(map(str, adders.pid.call().get().values())))\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    with (project / "actors.py").open("a") as file:
+        file.write("\n    @endpoint\n    def pid(self) -> int:\n        import os\n        return os.getpid()\n")
+    before = {each.id for each in other.sessions(None)}
+    run = other.submit(["python", "crash.py"], name="crash", restarts=1, sync_dirs=[str(project)])
+    assert run.wait() == -11
+    assert [line for line in run.logs() if line.startswith("left")] == ["left []\n"] * 2
+    wait_for(lambda: {each.id for each in other.sessions(None)} <= before, "the end of the last session")
+
+
 def test_a_program_runs_in_the_version_of_its_submission(other: Any, project: Path) -> None:
     (project / "wait.py").write_text(
         "import os, time\nfrom pathlib import Path\nprint('waiting')\n"

@@ -25,7 +25,7 @@ class Stub:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.client: socket.socket | None = None
-        self.head = self.run_name = ""
+        self.head = self.run_name = self.name = ""
         self.proof: dict[str, str] = {}
         self.assigned: dict[str, Any] = {}
 
@@ -54,8 +54,12 @@ class Stub:
             self.proof = {name: message[name] for name in ("gateway", "proof_key")}
             self.run_name = message["run"]
             self.take(socket.socket(fileno=descriptors[0]), message["head"])
-        elif message["type"] == "run_ended" and self.client is not None and message["run"] == self.run_name:
-            self.client.shutdown(socket.SHUT_RDWR)
+        elif message["type"] == "run_ended" and message["run"] == self.run_name:
+            if self.client is not None:
+                self.client.shutdown(socket.SHUT_RDWR)
+            if not self.name and MODE != "deaf":
+                self.send(type="ended", reason="its run has ended")
+                return False
         elif message["type"] == "report_state":
             self.send(type="state", connected=self.client is not None)
         elif message["type"] == "hosts":
@@ -74,7 +78,7 @@ class Stub:
         client.setblocking(True)
         self.client, self.head = client, head
         client.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-        self.send(type="connected")
+        self.send(type="connected", run=self.run_name)
 
     def on_client(self, client: socket.socket) -> None:
         data = client.recv(65536)
@@ -94,6 +98,10 @@ class Stub:
             self.answer({**facts, **self.assigned, **self.proof})
         elif command == "print":
             print(argument, flush=True)
+            self.answer({})
+        elif command == "detach":
+            self.name = argument
+            self.send(type="named", name=argument)
             self.answer({})
         elif command == "hosts":
             self.send(type="ask_hosts", mesh=argument)

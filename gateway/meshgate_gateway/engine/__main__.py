@@ -71,7 +71,7 @@ class EngineMain:
         self._session: str | None = None
         self._disconnected_since: float | None = None  # None while a client is connected
         self._host_requests = HostRequests(control.send)
-        self._of_runs: weakref.WeakKeyDictionary[ClientConnection, str] = weakref.WeakKeyDictionary()
+        self._connections: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
         monarch = interface.connect(interface.transport_at(host) if host else None, self._on_fault)
         self._engine = Engine(
             monarch,
@@ -90,7 +90,7 @@ class EngineMain:
     def _connection_changed(self, connected: bool) -> None:
         self._disconnected_since = None if connected else self._loop.time()
         if connected:
-            self._control.send(ClientConnected())
+            self._control.send(ClientConnected(run=self._engine.link.run))
         else:
             self._control.send(ClientDisconnected(silence=self._engine.link.silence, detached=self._engine.is_detached))
 
@@ -145,6 +145,8 @@ class EngineMain:
                 message, descriptors = received
                 if isinstance(message, EndSession):
                     return message.reason
+                if isinstance(message, RunEnded) and self._ends_with(message.run):
+                    return f"the program of the run {message.run} has ended, and the session is not detached"
                 await self._on_message(message, descriptors)
         except Exception as error:
             log.exception("cannot handle a message of the server")
@@ -153,8 +155,6 @@ class EngineMain:
     async def _on_message(self, message: ControlMessage, descriptors: Sequence[int]) -> None:
         if isinstance(message, NewConnection):
             await self._serve_connection(message, socket.socket(fileno=descriptors[0]))
-        elif isinstance(message, RunEnded):
-            self._run_ended(message.run)
         elif isinstance(message, HostsReply):
             self._host_requests.add_reply(message)
         elif isinstance(message, HostLost):
@@ -177,14 +177,15 @@ class EngineMain:
 
     async def _serve_connection(self, message: NewConnection, accepted: socket.socket) -> None:
         accepted.setblocking(False)
-        head, proof = message.head.encode("latin-1"), {"gateway": message.gateway, "proof_key": message.proof_key}
-        connection = await serve_connection(self._engine.admission, self._engine.link, accepted, head, **proof)
-        if message.run:
-            self._of_runs[connection] = message.run
+        head, facts = message.head.encode("latin-1"), message.model_dump(include={"gateway", "proof_key", "run"})
+        connection = await serve_connection(self._engine.admission, self._engine.link, accepted, head, **facts)
+        self._connections.add(connection)
 
-    def _run_ended(self, name: str) -> None:
-        for connection in [each for each, run in self._of_runs.items() if run == name]:
-            connection.close(CloseCode.POLICY_VIOLATION, f"the run {name} has ended, and with it its access")
+    def _ends_with(self, run: str) -> bool:
+        """Closes the connections that the secret of ``run`` has opened. Returns whether the session ends with it."""
+        for connection in [each for each in self._connections if each.run == run]:
+            connection.close(CloseCode.POLICY_VIOLATION, f"the run {run} has ended, and with it its access")
+        return self._engine.link.run == run and not self._engine.is_detached
 
 
 async def serve(control_fd: int, host: str | None, output_fd: int | None) -> None:

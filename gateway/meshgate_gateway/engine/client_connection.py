@@ -54,13 +54,19 @@ class ClientConnection(asyncio.Protocol):
 
     One that takes over a session is opened when its first message arrives: a process that was killed while it attached
     must not take the session from the process after it, whose connection may have been faster. ``proof_key``, unless it
-    is empty, proves the response to the handshake to be that of ``gateway``.
+    is empty, proves the response to the handshake to be that of ``gateway``. ``run``: that whose secret has opened it.
     """
 
     def __init__(
-        self, admission: Admitter, receiver: ClientLink, head: bytes, gateway: str = "", proof_key: str = ""
+        self,
+        admission: Admitter,
+        receiver: ClientLink,
+        head: bytes,
+        gateway: str = "",
+        proof_key: str = "",
+        run: str = "",
     ) -> None:
-        self._admission, self._receiver, self._head = admission, receiver, head
+        self._admission, self._receiver, self._head, self.run = admission, receiver, head, run
         self._gateway, self._proof_key = gateway, proof_key
         self._loop = loop = asyncio.get_running_loop()
         self._traffic = receiver.traffic
@@ -231,7 +237,8 @@ class ClientLink:
     engine sets too, ``flushed`` is called when less may wait to be sent than before. Once the session is detached,
     ``keep`` is asked whether it sends a message itself.
     ``refuse`` says whether the content of a large message is dropped (``wire.Session``).
-    ``silence`` is for how many seconds the client had been silent when its last connection ended.
+    ``silence`` is for how many seconds the client had been silent when its last connection ended, and ``run`` is that
+    whose secret has opened the last one.
     """
 
     def __init__(
@@ -247,6 +254,7 @@ class ClientLink:
         self.session = Session(Role.GATEWAY, refuse=refuse)
         self.traffic = traffic
         self.silence = 0.0
+        self.run = ""
         self.received: Callable[[MessageReceived], object]
         self.keep: Callable[[Header, Sequence[Any], int], bool] | None = None
         self.limiting = False
@@ -309,7 +317,7 @@ class ClientLink:
             connection.close(CloseCode.PROTOCOL_ERROR, str(self.session.failure))
             return
         self._close("another connection has taken over this session")
-        self._connection = connection
+        self._connection, self.run = connection, connection.run
         self.session.connection_made()
         self._pump = Pump(self.session, connection, flushed=self._drained)
         self._pump.flush()
@@ -362,11 +370,11 @@ class ClientLink:
 
 
 async def serve_connection(
-    admission: Admitter, receiver: ClientLink, accepted: socket.socket, head: bytes, **proof: str
+    admission: Admitter, receiver: ClientLink, accepted: socket.socket, head: bytes, **facts: str
 ) -> ClientConnection:
-    """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``; with
-    ``proof``, ClientConnection's ``gateway`` and ``proof_key``, so that the client knows whose response it gets."""
+    """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``. ``facts``:
+    ClientConnection's ``gateway`` and ``proof_key``, so that the client knows whose response it gets, and ``run``."""
     _, connection = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: ClientConnection(admission, receiver, head, **proof), accepted
+        lambda: ClientConnection(admission, receiver, head, **facts), accepted
     )
     return connection

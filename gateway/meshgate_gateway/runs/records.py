@@ -5,12 +5,13 @@
     <runs>/<name>/submission    what was submitted, with a digest of the run's secret; for its owner only
     <runs>/<name>/record        how far it is, as its runner notes it
     <runs>/<name>/stop          the seconds that the program has to end; exists once it must end
+    <runs>/<name>/sessions      after how many starts the server has ended the sessions that the program held
     <runs>/<name>/output/<n>    what it printed, from byte n on
     <runs>/<name>/project       its copy of the synced project, in which it runs
 
 A directory is complete when it gets its name: until then, and while it is removed, its name begins with a dot. The
-runner and the server are separate processes that share nothing else, so each file has one writer, which replaces
-it atomically.
+runner and the server are separate processes that share nothing else but a line that the runner prints
+(``PROGRAM_ENDED``), so each file has one writer, which replaces it atomically.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from meshgate_wire.status import LIVE_STATES, RunState, RunStatus, Submission
 SEGMENT = 4 << 20  # bytes of a file of output
 OUTPUT_LIMIT = 64 << 20  # bytes of output that are kept; older output is removed a file at a time
 MAX_READ = 1 << 20
+PROGRAM_ENDED = "the program has ended"  # a line by which a runner requests the end of its sessions before a restart
 SECRET = "MESHGATE_RUN_TOKEN"  # the variable in which a program, and before it its runner, has the secret of the run
 
 
@@ -102,6 +104,17 @@ class RunDirectory:
             return float((self.path / "stop").read_text())
         except FileNotFoundError:
             return None
+
+    def note_sessions_ended(self, starts: int) -> None:
+        """The sessions that the program held are over, after it has been started so many times."""
+        self._replace("sessions", str(starts))
+
+    def sessions_ended(self) -> int:
+        """After how many starts they are."""
+        try:
+            return int((self.path / "sessions").read_text())
+        except FileNotFoundError:
+            return 0
 
     def note_reported(self) -> None:
         """A caller has received how the run ended."""

@@ -7,6 +7,7 @@ starts the program, keeps what that prints, holds its limits, starts it again if
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -29,7 +30,7 @@ from meshgate_gateway.runs.limits import (
     memory_of,
     nearly_full,
 )
-from meshgate_gateway.runs.records import SECRET, OutputWriter, RunDirectory, RunRecord, Submitted
+from meshgate_gateway.runs.records import PROGRAM_ENDED, SECRET, OutputWriter, RunDirectory, RunRecord, Submitted
 from meshgate_processes.control_groups import memory_limit
 from meshgate_processes.identity import exit_text
 from meshgate_sync.errors import SyncError
@@ -43,6 +44,7 @@ CHUNK = 1 << 16
 FIRST_DELAY = 1.0  # seconds until a restart; doubles with each further one
 MAX_DELAY = 60.0
 END_GRACE = 5.0  # seconds that the program has to end with its gateway
+SESSIONS_GRACE = 20.0  # seconds for the end of the sessions that it held, before it is started again
 OUTPUT_GRACE = 2.0  # seconds for output that is still in the pipe after the last process has ended
 
 
@@ -80,7 +82,7 @@ class Runner:
                 self._note(state="restarting", reason=_ending(code), exit_code=code)
                 if not self._pause(min(FIRST_DELAY * 2**self._record.restarts, MAX_DELAY)):
                     break
-                self._note(restarts=self._record.restarts + 1)
+                self._note(state="starting", restarts=self._record.restarts + 1)
         except (OSError, SyncError, subprocess.SubprocessError) as error:
             began = "it was ended because its runner failed" if self._record.started else "it could not be started"
             self._end("failed", f"{began}: {error}", None)
@@ -256,12 +258,18 @@ class Runner:
     # --- between and after starts
 
     def _pause(self, seconds: float) -> bool:
-        """Waits until the program may be started again. Returns False if it is not, because the run must end."""
+        """Waits until the program may be started again: also for the server, which ends the sessions that it held, with
+        their processes. Returns False if it is not, because the run must end."""
         restart = f"Restart {self._record.restarts + 1} of {self._submitted.submission.restarts}"
         self._say(f"{self._record.reason}. {restart} in {seconds:g} s")
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            ready = select.select([self._lifetime], [], [], min(left, LOOK))[0]
+        with contextlib.suppress(OSError):  # the supervisor has ended, and with it the gateway
+            print(PROGRAM_ENDED, flush=True)  # noqa: T201 - to the server
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds or (
+            passed < SESSIONS_GRACE and self._directory.sessions_ended() <= self._record.restarts
+        ):
+            left = seconds - passed
+            ready = select.select([self._lifetime], [], [], min(left, LOOK) if left > 0 else LOOK)[0]
             if self._directory.stop_grace() is not None or self._lifetime in ready:
                 self._deadline = time.monotonic()
                 return False

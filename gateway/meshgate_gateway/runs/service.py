@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -28,7 +28,7 @@ from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.http.auth import RUNS_PATH, Identity, Origin, audit, digest_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.logs import EventLog
-from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_output
+from meshgate_gateway.runs.records import PROGRAM_ENDED, SECRET, RunDirectory, Submitted, read_output
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
 from meshgate_wire.fields import first_problem
@@ -53,6 +53,7 @@ MAX_ENDED = 20  # runs that have ended and are kept with their output and files
 MAX_WAIT = 15.0  # seconds that a request waits for news
 POLL = 0.1
 END_TIMEOUT = 6.5  # seconds that runs have to end with their gateway: a runner kills its program after 5
+SESSION_TIMEOUT = 12.0  # seconds that the sessions of a program have to end: an engine that hangs is killed after 7
 COMMAND = (sys.executable, "-m", "meshgate_gateway.runs.runner")
 
 
@@ -70,14 +71,14 @@ class Place:
 
 class Service:
     """All runs of this gateway. ``changed`` is set when one starts or ends, and ``ended(name)`` is called when its
-    secret opens nothing any more. ``job`` names it in the audit log."""
+    program has ended, also before a restart, and returns what ends with it. ``job`` names it in the audit log."""
 
     def __init__(
         self,
         place: Place,
         supervisor: SupervisorLink,
         changed: asyncio.Event,
-        ended: Callable[[str], object],
+        ended: Callable[[str], Collection[asyncio.Task[None]]],
         job: Mapping[str, str] | None = None,
     ) -> None:
         self._job = job or {}
@@ -89,12 +90,14 @@ class Service:
         self._ended_at: float | None = None
         self._identities: dict[bytes, Identity] = {}  # of the runs that have not ended, by the SHA-256 of their secrets
         self._closing = False
+        self._restarting: dict[str, asyncio.Task[None]] = {}  # each ends the sessions of a run
         self._removing: set[asyncio.Task[None]] = set()
         if kept := supervisor.kept.get(KEPT):
             self._directory = Path(kept.note["directory"])
         for key, process in supervisor.children.items():
             if key.startswith(KEY):
                 self._watch(key.removeprefix(KEY), process)
+                self._prepare_restart(key.removeprefix(KEY))  # the last server may have died after PROGRAM_ENDED
 
     def identify(self, token: str | None) -> Identity | None:
         """The run with this secret, unless it has ended. To look up a digest takes no time that depends on secrets."""
@@ -153,7 +156,7 @@ class Service:
             except OSError as error:  # its runner is killed below, and its program then
                 log.warning("cannot ask a run to stop", run=name, reason=str(error))
         await asyncio.gather(*(runner.stop(END_TIMEOUT) for runner in [*self._runners.values()]))
-        for task in [*self._ends.values(), *self._removing]:
+        for task in [*self._ends.values(), *self._restarting.values(), *self._removing]:
             task.cancel()
         if self._directory is not None:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
@@ -347,10 +350,34 @@ class Service:
         else:
             identity = Identity(submitted.identity, submitted.owner, run=name)
             self._identities[bytes.fromhex(submitted.secret)] = identity
-        runner = ChildProcess(process, on_line=lambda line: log.warning("runner", run=name, line=line))
+        runner = ChildProcess(process, on_line=partial(self._on_line, name))
         self._runners[name] = runner
         self._changed.set()
         self._ends[name] = asyncio.create_task(self._wait_ended(name, runner, process))
+
+    def _on_line(self, name: str, line: str) -> None:
+        if line == PROGRAM_ENDED:
+            self._prepare_restart(name)
+        else:
+            log.warning("runner", run=name, line=line)
+
+    def _prepare_restart(self, name: str) -> None:
+        """If the program of a run waits to be started again, ends the sessions that it held: otherwise their processes
+        keep GPUs and ports. Its runner waits for that, so none of the next start can be among them."""
+        if name not in self._restarting:
+            task = self._restarting[name] = asyncio.create_task(self._end_sessions(name))
+            task.add_done_callback(lambda _: self._restarting.pop(name))
+
+    async def _end_sessions(self, name: str) -> None:
+        run = RunDirectory(self._home() / name)
+        try:
+            record = run.record()
+            if record.state == "restarting" and run.sessions_ended() <= record.restarts:
+                if ending := self._on_end(name):
+                    await asyncio.wait(ending, timeout=SESSION_TIMEOUT)
+                run.note_sessions_ended(record.restarts + 1)
+        except (OSError, ValueError) as error:  # its runner then waits no longer than it must
+            log.warning("cannot prepare the restart of a run", run=name, reason=str(error))
 
     async def _wait_ended(self, name: str, runner: ChildProcess, process: SupervisedProcess) -> None:
         end = await runner.wait()

@@ -26,7 +26,8 @@ REFILL_DELAY = 3.0  # seconds; lets the processes of a new session start first, 
 class EngineProcess:
     """One engine process and the control channel to it, both of which outlive this server.
 
-    The next server learns ``session``, ``owner``, ``meshes`` and the session's ``name``, once they are known.
+    The next server learns ``session``, ``owner``, ``meshes``, the session's ``name`` and the ``run`` that holds it,
+    once they are known.
     """
 
     def __init__(self, process: SupervisedProcess, control: socket.socket | None) -> None:
@@ -35,6 +36,7 @@ class EngineProcess:
         self.owner: str = process.note.get("owner", "")
         self.meshes: frozenset[str] = frozenset(process.note.get("meshes", ()))
         self.name: str = process.note.get("name", "")
+        self.run: str = process.note.get("run", "")
         self._process = process
         self._child = ChildProcess(process, on_line=self._log_line)
         self._channel = None if control is None else ControlChannel(control)
@@ -102,6 +104,12 @@ class EngineProcess:
         self.name = name
         self._annotate()
 
+    def set_run(self, run: str) -> None:
+        """Records whose secret the last connection has presented, if that of a run."""
+        if run != self.run:
+            self.run = run
+            self._annotate()
+
     async def receive(self) -> ControlMessage | None:
         """The next message; None once the engine has closed the channel or exited. For a single reader.
 
@@ -128,8 +136,8 @@ class EngineProcess:
         self._process.forget()
 
     def _annotate(self) -> None:
-        known = {"session": self.session, "owner": self.owner, "meshes": sorted(self.meshes), "name": self.name}
-        self._process.annotate(known)
+        of_session = {"session": self.session, "owner": self.owner, "meshes": sorted(self.meshes)}
+        self._process.annotate({**of_session, "name": self.name, "run": self.run})
 
     def kill(self) -> None:
         self._child.signal(signal.SIGKILL)

@@ -219,11 +219,23 @@ class SessionManager:
             if mesh in self._sessions.meshes_of(session):
                 engine.send(message)
 
-    def run_ended(self, run: str) -> None:
-        """Closes the connections that the secret of ``run``, which must not open others any more, has opened. Their
-        sessions stay, as after a cut."""
-        for engine in self._engines.values():
-            engine.send(RunEnded(run=run))
+    def run_ended(self, run: str) -> list[asyncio.Task[None]]:
+        """All processes of ``run`` have ended: closes the connections that its secret has opened, and ends the sessions
+        that it held, unless they are detached. Returns what ends with the engines of these."""
+        ending = []
+        for session, engine in self._engines.items():
+            engine.send(RunEnded(run=run))  # it knows best whether its session is detached
+            if engine.run == run and not engine.name:
+                self._loop.call_later(STOP_TIMEOUT, self._kill_unless_detached, session, engine, run)
+                ending.append(self._serving[session])
+        return ending
+
+    def _kill_unless_detached(self, session: str, engine: EngineProcess, run: str) -> None:
+        if self._engines.get(session) is engine and engine.run == run and not engine.name:
+            self._sessions.ending(
+                session, f"the program of the run {run} has ended, and the session's engine did not respond"
+            )
+            engine.kill()
 
     def job_ending(self, end: JobEnd | None) -> None:
         """Reports to every session, also those that start later, that the cluster is going to end the job; None: not
@@ -292,6 +304,7 @@ class SessionManager:
             self.totals.add(message)
         elif isinstance(message, ClientConnected):
             self._sessions.connected(session, self._loop.time())
+            engine.set_run(message.run)
             self._settle_handovers(session, taken=True)
             log.info("session connected", session=session)
         elif isinstance(message, ConnectionRefused):

@@ -52,6 +52,8 @@ class EngineClient:
     messages of channels, which keep their flow-control credit.
     """
 
+    run = ""
+
     def __init__(self, *, consumes: bool = True, hosts: int = 2) -> None:
         self.monarch = FakeMonarch()
         self.connected: list[bool] = []

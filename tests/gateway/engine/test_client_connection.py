@@ -283,6 +283,8 @@ async def test_a_violation_of_the_protocol_ends_the_session(monkeypatch: pytest.
 class _Connection:
     """A connection of which nothing is expected."""
 
+    run = ""
+
     def __init__(self) -> None:
         self.closed: list[str] = []
 

@@ -67,10 +67,11 @@ def test_a_message_that_the_engine_cannot_handle_ends_the_session_with_the_reaso
     assert "ZeroDivisionError('a bug')" in asyncio.run(end_reason(*control_pair(), lost.model_dump_json().encode()))
 
 
-async def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened() -> None:
+async def test_the_end_of_a_run_closes_its_connections_and_ends_its_session_unless_that_is_detached() -> None:
     server, engine = control_pair()
     control, channel = ControlChannel(engine), ControlChannel(server)
-    serving = asyncio.create_task(process.EngineMain(control, None, None).run())
+    main = process.EngineMain(control, None, None)
+    serving = asyncio.create_task(main.run())
     channel.send(AssignSession(session="0" * 32, lease=1))
 
     async def opened(run: str) -> Any:
@@ -96,14 +97,18 @@ async def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opene
     of_run = await opened("night")
     await end("day")
     await (await of_run.ping())
+    of_driver = await opened("")
+    await end("night")
+    await (await of_driver.ping())  # it holds the session now
+    of_run = await opened("night")
+    main._engine._ledger.active = True
     await end("night")
     await asyncio.wait_for(of_run.wait_closed(), WAIT_TIMEOUT)
     assert (of_run.close_code, of_run.close_reason) == (1008, "the run night has ended, and with it its access")
-    of_driver = await opened("")
-    await end("night")
-    await (await of_driver.ping())
-    channel.send(EndSession(reason="the test is over"))
-    await asyncio.wait_for(serving, WAIT_TIMEOUT)
+    main._engine._ledger.active = False
+    channel.send(RunEnded(run="night"))
+    reason = await asyncio.wait_for(serving, WAIT_TIMEOUT)
+    assert reason == "the program of the run night has ended, and the session is not detached"
     await of_driver.close()
     for end in (control, channel):
         end.close()

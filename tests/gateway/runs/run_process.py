@@ -49,9 +49,18 @@ def _tree(files: Mapping[tuple[str, ...], bytes]) -> Directory:
 
 
 class RunProcess:
-    """A run with its runner; a context manager that ends both."""
+    """A run with its runner; a context manager that ends both. Unless ``sessions_end`` is false, the sessions of its
+    program count as ended before each restart."""
 
-    def __init__(self, place: Path, command: list[str], project: Mapping[str, str], **options: Any) -> None:
+    def __init__(
+        self,
+        place: Path,
+        command: list[str],
+        project: Mapping[str, str],
+        *,
+        sessions_end: bool = True,
+        **options: Any,
+    ) -> None:
         home = place / "home"
         home.mkdir()
         submission = Submission(
@@ -71,6 +80,8 @@ class RunProcess:
                 set_aside=("MESHGATE_PORT",),
             )
         )
+        if sessions_end:
+            self.directory.note_sessions_ended(1000)
         lifetime, self._held = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "meshgate_gateway.runs.runner", str(self.directory.path), str(lifetime)],

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,17 @@ def test_a_program_that_then_succeeds_is_not_started_again(tmp_path: Path) -> No
     with run(tmp_path, program, restarts=5) as night:
         record = night.wait()
     assert (record.state, record.exit_code, record.restarts) == ("succeeded", 0, 1)
+
+
+def test_a_program_is_started_again_once_the_sessions_that_it_held_are_over(tmp_path: Path) -> None:
+    with run(tmp_path, "print('start')\nraise SystemExit(3)\n", restarts=1, sessions_end=False) as night:
+        night.wait_printed("Restart 1 of 1 in 1 s")
+        with pytest.raises(subprocess.TimeoutExpired):
+            night.process.wait(2.0)
+        assert night.directory.record().state == "restarting"
+        night.directory.note_sessions_ended(1)
+        assert night.wait().restarts == 1
+    assert night.output.endswith("start\n")
 
 
 def test_a_run_can_be_stopped_between_two_starts(tmp_path: Path) -> None:

@@ -282,6 +282,33 @@ def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened(gate
     gateway.wait("going")
 
 
+def test_the_sessions_that_a_program_held_end_before_it_is_started_again_unless_they_are_detached(
+    gateway: Gateway,
+) -> None:
+    program = "import os, time\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'])\n"
+    program += "if os.path.exists('fail'):\n    print('started again')\n    time.sleep(600)\n"
+    program += "while not os.path.exists('fail'): time.sleep(0.02)\nraise SystemExit(1)\n"
+    gateway.submit("again", program, restarts=1)
+    gateway.wait_printed("again", "secret")
+    secret = gateway.output("again").split()[1]
+    held, kept = "4" * 32, "5" * 32
+    with gateway.server.connect() as first, gateway.server.connect() as second, gateway.server.join("6" * 32) as mine:
+        for connection, session in ((first, held), (second, kept)):
+            connection.send(handshake(session, token=secret))
+            assert connection.head()[0] == 101
+        second.command("detach night")
+        (gateway.directory("again") / "project" / "fail").touch()
+        gateway.wait_printed("again", "started again")
+        ended = [line for line in gateway.server.log.splitlines() if "session ended" in line and held in line]
+        assert "its run has ended" in ended[0]
+        assert mine.command("describe")["session"] == "6" * 32
+    with gateway.server.join(kept, resume=True) as again:
+        assert again.command("describe")["session"] == kept
+        again.send(b"goodbye\n")
+    gateway.post("/v1/runs/again/stop", {"grace": 0})
+    gateway.wait("again")
+
+
 @pytest.mark.parametrize("removed", [False, True])
 def test_the_status_is_put_together_beside_other_requests(gateway: Gateway, removed: bool) -> None:
     name = f"read-slowly-{removed}".lower()
@@ -319,7 +346,7 @@ async def test_a_run_that_begins_while_the_status_is_put_together_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = service.Place({}, {}, dict)
-    runs = service.Service(place, Unsupervised(), asyncio.Event(), ended=lambda name: None)
+    runs = service.Service(place, Unsupervised(), asyncio.Event(), ended=lambda name: ())
     monkeypatch.setattr(runs, "_directory", tmp_path)
     submission = Submission.model_validate({**VALID, "name": "again"})
     RunDirectory(tmp_path / "again").create(Submitted(submission=submission, owner="job", time=0, variables={}))

@@ -124,17 +124,18 @@ async def test_messages_pass_in_both_directions() -> None:
         assert not engine.send(HostsReply(mesh="workers"))
 
 
-async def test_a_further_server_learns_the_session_with_its_owner_meshes_and_name() -> None:
+async def test_a_further_server_learns_what_is_known_of_the_session() -> None:
     supervisor = Unsupervised()
     engine = EngineProcess.start(cast("SupervisorLink", supervisor), STUB, os.environ)
     (process,) = supervisor.children.values()
     engine.assign("0" * 32, "owner", 60)
     assigned = process.note
     engine.add_mesh("workers")
-    engine.set_name("night")
+    engine.set_name("train")
+    engine.set_run("night")
     await engine.stop(0)
-    assert assigned == {"session": "0" * 32, "owner": "owner", "meshes": [], "name": ""}
-    assert process.note == {**assigned, "meshes": ["workers"], "name": "night"}
+    assert assigned == {"session": "0" * 32, "owner": "owner", "meshes": [], "name": "", "run": ""}
+    assert process.note == {**assigned, "meshes": ["workers"], "name": "train", "run": "night"}
 
 
 async def test_a_missing_program_raises() -> None:

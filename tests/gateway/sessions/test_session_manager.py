@@ -30,6 +30,8 @@ from meshgate_gateway.control import (
     Inspected,
     JobEnding,
     NewConnection,
+    RunEnded,
+    SessionNamed,
     SessionState,
 )
 from meshgate_gateway.hosts.provider import Host, HostProvider, JobEnd, MeshIncomplete, StaticHosts
@@ -175,13 +177,19 @@ class FakeEngine:
     """An engine process that sends what the test puts into ``messages``."""
 
     pid, running, adopted = 1, True, False
-    owner, meshes, name = "", frozenset[str](), ""
+    owner, meshes, name, run = "", frozenset[str](), "", ""
 
     def __init__(self) -> None:
         self.session: str | None = None
         self.messages: asyncio.Queue[ControlMessage | None] = asyncio.Queue()
         self.sent: list[ControlMessage] = []
         self.closed = asyncio.Event()
+
+    def set_run(self, run: str) -> None:
+        self.run = run
+
+    def set_name(self, name: str) -> None:
+        self.name = name
 
     def close_channel(self) -> None:
         self.closed.set()
@@ -462,6 +470,25 @@ async def test_only_the_identity_of_a_session_ends_it() -> None:
         assert with_fake.table.gone["0" * 32].reason == "a reason"
 
 
+async def test_the_sessions_of_a_run_end_with_it_unless_they_are_detached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_TIMEOUT", 0.01)
+    async with managed() as with_fake:
+        manager, engine = with_fake.manager, with_fake.engine
+        engine.messages.put_nowait(ClientConnected(run="night"))
+        await manager.connect(with_fake.request, with_fake.connection)
+        assert manager.run_ended("day") == []
+        (ending,) = manager.run_ended("night")
+        engine.messages.put_nowait(SessionNamed(name="kept"))  # was on its way
+        await asyncio.sleep(0.05)
+        assert not ending.done()
+        assert manager.run_ended("night") == []
+        engine.name = ""
+        assert manager.run_ended("night") == [ending]
+        await ending  # the engine does not end by itself: it is killed
+        assert "the session's engine did not respond" in with_fake.table.gone["0" * 32].reason
+        assert [message.run for message in engine.sent if isinstance(message, RunEnded)] == ["day", *["night"] * 3]
+
+
 def test_the_number_of_sessions_is_limited() -> None:
     with ServerProcess("--max-sessions", "1") as server, server.join():
         answer = server.failed()
@@ -722,7 +749,7 @@ def test_an_engine_that_was_killed_while_no_driver_was_connected_leaves_its_reas
 ) -> None:
     session = uuid.uuid4().hex
     with server.join(session) as connection:
-        connection.send(b'send {"type": "named", "name": "night"}\n')
+        connection.command("detach night")
         connection.command("print the last words")
         pid = connection.command("describe")["pid"]
     server.wait_logged("session disconnected", session=session)
