@@ -48,7 +48,7 @@ def submit_program(
     """Run a program beside the job's gateway, and return at once.
 
     The program runs independently of this machine, with the current code of this directory. Ctrl-C while following
-    leaves it running.
+    leaves it running. What it prints is deleted with the job, which ends after its idle timeout.
     """
     try:
         found = find_job(job, namespace)
@@ -68,7 +68,10 @@ def submit_program(
         sync_dirs=[str(path) for path in directories] if directories else None,
     )
     where = f"{job} -n {namespace}" if namespace else job
-    hint = f"submitted {run.name}; `meshgate logs {where} --run {run.name} -f` shows what it prints"
+    hint = (
+        f"submitted {run.name}; `meshgate logs {where} --run {run.name} -f` shows what it prints. Once the run has "
+        "ended, that stays until the job ends, after its idle timeout"
+    )
     emit(run.status(), as_json, lambda console: console.print(hint))
     if follow:
         show_run(run, None, None, follow=True)

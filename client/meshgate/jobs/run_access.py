@@ -54,8 +54,9 @@ class RunAccess(ABC):
     ) -> Run:
         """Runs ``command`` beside the job's gateway, from the code as it is now, and returns at once.
 
-        The program goes on when this process ends, until it ends itself, is stopped, or the job ends. It runs in a copy
-        of the synced project (``sync_dirs``, as in ``sync``), in the same directory of it as this process; ``env`` is
+        The program goes on when this process ends, until it ends itself, is stopped, or the job ends. Its output and
+        exit code stay until the job ends, which it does after its idle timeout once the run has ended. It runs in a
+        copy of the synced project (``sync_dirs``, as in ``sync``), in the same directory as this process; ``env`` is
         added to its environment. In it, a job that is this one attaches to this one. ``name`` is for people, and is
         free again once its run has ended. The program is started again up to ``restarts`` times if it fails.
         ``memory`` and ``disk`` (bytes) and ``processes`` limit all its processes together; the defaults are half of

@@ -89,7 +89,10 @@ def test_a_submission_takes_the_options_of_the_program_as_they_are(run: CliRunne
         "disk": 1_500_000_000,
         "sync_dirs": None,
     }
-    assert done.output == "submitted night; `meshgate logs abc --run night -f` shows what it prints\n"
+    assert done.output == (
+        "submitted night; `meshgate logs abc --run night -f` shows what it prints. Once the run has ended, that stays "
+        "until the job ends, after its idle timeout\n"
+    )
 
 
 @pytest.mark.parametrize("size", ["8GiB", "much", "8Xi", "", "inf", "nan", "1e400"])
