@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, c
 from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
 from meshgate.jobs.kubernetes.compute import Compute
-from meshgate.jobs.tokens import find_token, has_own_token, token_to_dial
+from meshgate.jobs.tokens import find_token, has_own_token, token_to_dial, url_of_gateway
 from meshgate.session.dialing import UrlDialer
 
 
@@ -66,7 +65,6 @@ def _findings(
     job: str | None, namespace: str | None, watch: float, compute: Compute, *, images: bool
 ) -> Iterator[Finding]:
     yield from check_file_watches()
-    url = os.environ.get("MESHGATE_URL")
     if namespace is not None and not _behind_a_gateway(namespace):
         sound = True
         for finding in check_cluster(None, namespace, compute, images=images):
@@ -76,7 +74,7 @@ def _findings(
             return
     if job is not None:
         yield from check_gateway(find_job(job, namespace)._dialer(), watch)
-    elif url:
+    elif url := url_of_gateway():
         yield from check_gateway(UrlDialer(url, _token()), watch, url)
 
 

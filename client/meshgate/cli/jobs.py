@@ -15,6 +15,7 @@ from meshgate.cli.console import AsJson, Namespace, age_text, emit, meshes_text,
 from meshgate.cli.models import ClusterEvent, Ended, JobRow, Jobs, Leftover, Leftovers, Scaled
 from meshgate.errors import JobError, JobNotRunning, MeshgateError
 from meshgate.jobs import registry
+from meshgate.jobs.tokens import url_of_gateway
 from meshgate_processes.marks import end_processes
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def cluster_jobs(namespace: str) -> Jobs:
 def provisioned_jobs() -> Jobs:
     """The jobs that this user may use behind the provisioning gateway of MESHGATE_URL, if that is set. If it cannot be
     asked, says so on stderr."""
-    if not (os.environ.get("MESHGATE_URL") or os.environ.get("KT_API_URL")):
+    if url_of_gateway() is None:
         return Jobs(jobs=[])
     from meshgate.jobs.kubernetes.job import KubernetesJob  # noqa: PLC0415 - takes a fifth of a second
     from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415

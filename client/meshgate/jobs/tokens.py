@@ -1,4 +1,4 @@
-"""The driver's token for a gateway behind a URL: from a variable, a file, a command or the pod."""
+"""The URL of a gateway, and the driver's token for it: from a variable, a file, a command or the pod."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/toke
 COMMAND_TIMEOUT = 120.0  # seconds: it may wait for a person who logs in
 REUSED_FOR = 30.0  # seconds: `meshgate top` connects every two, and a command may take one of processor time
 STDERR_SHOWN = 1000  # characters
+
+
+def url_of_gateway() -> str | None:
+    """``$MESHGATE_URL``, or ``$KT_API_URL`` as Kubetorch calls it; None if neither is set."""
+    return os.environ.get("MESHGATE_URL") or os.environ.get("KT_API_URL") or None
 
 
 def own_token() -> str:

@@ -56,6 +56,14 @@ def test_images_are_pulled_with_the_secrets_of_the_job(run: CliRunner, monkeypat
     assert [each.worker.image_pull_secrets for each in asked] == [("registry", "mirror")]
 
 
+def test_the_gateway_is_that_of_either_variable(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHGATE_URL", raising=False)
+    monkeypatch.setenv("KT_API_URL", "ws://127.0.0.1:1")
+    result = run.invoke(app, ["doctor", "--json"])
+    found = json.loads(result.output)["findings"][-1]
+    assert (result.exit_code, found["check"], found["outcome"]) == (1, "gateway", "problem")
+
+
 def test_a_cluster_problem_ends_the_checks(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/does/not/exist")
     monkeypatch.setenv("MESHGATE_URL", "ws://127.0.0.1:1")

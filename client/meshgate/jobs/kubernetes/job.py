@@ -35,6 +35,7 @@ from meshgate.jobs.kubernetes.requests import (
 )
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
+from meshgate.jobs.tokens import has_own_token, url_of_gateway
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import Dialer
 from meshgate.suggestions import did_you_mean, explains_arguments
@@ -153,7 +154,7 @@ class KubernetesJob(ClusterJob["RunningJob"]):
             idle_timeout=compute.inactivity_ttl if compute is not None else DEFAULT_INACTIVITY_TTL,
             lease=lease if lease is not None else DEFAULT_LEASE,
             timeout=timeout if timeout is not None else launch_timeout or DEFAULT_TIMEOUT,
-            gateway_url=gateway_url or os.environ.get("MESHGATE_URL") or os.environ.get("KT_API_URL") or None,
+            gateway_url=gateway_url or url_of_gateway(),
             kubeconfig=_kubeconfig_path(kubeconfig),
             gateway=gateway_from_compute(gateway),
             log_output=log_output,
@@ -348,7 +349,6 @@ def _find_provider(request: JobRequest) -> tuple[JobProvider, JobRequest]:
     exported = any(os.path.exists(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each)
     if request.gateway_url is not None and not request.kubeconfig:
         from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415
-        from meshgate.jobs.tokens import has_own_token  # noqa: PLC0415
 
         if has_own_token() or not exported:
             return RemoteGateway(request.gateway_url, None), request
