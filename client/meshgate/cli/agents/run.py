@@ -106,6 +106,8 @@ def run_program(
     error = ErrorReport.model_validate_json(report.read_bytes()) if report.exists() else None
     if not in_time:
         error = ErrorReport(type="TimeoutError", message=f"the program was ended after {timeout:g} s")
+        if not capture:
+            typer.echo(f"meshgate: {error.message}", err=True)
     return Ran(returncode=process.returncode, stdout=_tail(out), stderr=_tail(err), error=error, seconds=seconds)
 
 

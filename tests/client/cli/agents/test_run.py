@@ -60,6 +60,9 @@ def test_a_program_that_takes_too_long_is_ended(run: CliRunner) -> None:
     found = json.loads(result.stdout)
     assert (result.exit_code, found["returncode"]) == (143, -15)
     assert found["error"]["type"] == "TimeoutError"
+    text = run.invoke(app, ["run", "--timeout", "0.1", "--code", "import time; time.sleep(600)"])
+    assert (text.exit_code, text.stdout) == (143, "")
+    assert text.stderr == "meshgate: the program was ended after 0.1 s\n"
 
 
 PROGRAM = """
