@@ -142,10 +142,11 @@ def duration_text(seconds: float) -> str:
 
 
 def age_text(seconds: float | None) -> str:
-    """``5s``, ``12m``, ``3h``, ``2d``; empty if it is not known."""
+    """``5s``, ``12m30s``, ``3h``, ``2d1h``: two units at most, rounded down; empty if it is not known."""
     if seconds is None:
         return ""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+    for unit, length, part, size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
         if seconds >= length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:.0f}s"
+            rest = int(seconds % length // size)
+            return f"{seconds // length:.0f}{unit}" + (f"{rest}{part}" if rest else "")
+    return f"{int(seconds)}s"

@@ -177,7 +177,8 @@ def _ago(lost: LostRanks) -> str:
     if lost.age is None or lost.last_age is None:
         return ""
     first, last = age_text(lost.age), age_text(lost.last_age)
-    return f", {first} ago" if first == last else f", first {first} ago, last {last} ago"
+    together = first == last or lost.age - lost.last_age < lost.age / 10
+    return f", {last} ago" if together else f", first {first} ago, last {last} ago"
 
 
 def call_text(call: CallStatus) -> str:

@@ -126,9 +126,20 @@ def test_a_narrow_terminal_cuts_the_first_column_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (3599, "60m"), (7200, "2h"), (86400 * 3, "3d")]
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (3599.9, "59m59s"),
+        (5400, "1h30m"),
+        (7259, "2h"),
+        (86400 * 1.5, "1d12h"),
+        (86400 * 3, "3d"),
+    ],
 )
-def test_an_age_has_one_unit(seconds: float, text: str) -> None:
+def test_an_age_has_at_most_two_units_and_is_rounded_down(seconds: float | None, text: str) -> None:
     assert age_text(seconds) == text
 
 

@@ -56,9 +56,9 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 def test_runs_are_a_table(run: CliRunner, job: Job) -> None:
     lines = [line.split() for line in run.invoke(app, ["runs", "abc"]).output.splitlines()]
     assert lines[0] == ["NAME", "STATE", "EXIT", "AGE", "RAN", "RESTARTS", "COMMAND", "WHY"]
-    assert lines[1] == ["night", "running", "2h", "2h", "1", "of", "3", "python", "train.py"]
-    assert lines[2] == ["old", "*", "failed", "3", "2h", "0s", "python", "train.py"]
-    assert lines[3][:5] == ["hungry", "failed", "-9", "2h", "0s"]
+    assert lines[1] == ["night", "running", "2h1m", "2h", "1", "of", "3", "python", "train.py"]
+    assert lines[2] == ["old", "*", "failed", "3", "2h1m", "0s", "python", "train.py"]
+    assert lines[3][:5] == ["hungry", "failed", "-9", "2h1m", "0s"]
     assert " ".join(lines[3]).endswith("python train.py it used 9.0 GB of memory, and its limit is 8.0 GB")
 
 

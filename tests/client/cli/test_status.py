@@ -173,8 +173,8 @@ def test_lost_ranks_are_shown_by_reason_with_their_exit_code_and_age() -> None:
     stopped = EndedRanks(ranks=((20, 29),), reason="stopped by the program", age=9, last_age=9, stopped=True)
     session = with_ends((killed,), (stopped, killed, failed))
     assert lost_of(session) == [
-        "lost: trainers ranks 2, 9: KeyError: '[red]', first 1h ago, last 5s ago",
-        "lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m ago",
+        "lost: trainers ranks 2, 9: KeyError: '[red]', first 1h1m ago, last 5s ago",
+        "lost: procs ranks 3, 5-7: killed by SIGKILL (out of memory?), 2m5s ago",
     ]
     text = rows(shown(STATUS.model_copy(update={"sessions": (session,)})))
     assert ["trainers", "actors", "gpus=1024", "6", "lost,", "10", "stopped"] in text
@@ -207,7 +207,7 @@ def test_the_ranks_that_were_lost_last_are_shown_if_not_all_can_be() -> None:
         for number, (name, ended) in enumerate([("first", unknown), ("second", old), ("", new)])
     )
     lost = lost_ranks(SESSION.model_copy(update={"meshes": meshes}))
-    newest = "lost: an endpoint's mesh rank 0: exited with code 1, first 1m ago, last 9s ago"
+    newest = "lost: an endpoint's mesh rank 0: exited with code 1, first 1m10s ago, last 9s ago"
     assert lost_lines(lost, 1) == [newest, "and 2 more lost ranks"]
     assert lost_lines(lost, 2) == [newest, "lost: second rank 0: exited with code 1, 15m ago", "and 1 more lost rank"]
     assert lost_lines(lost, 3)[2:] == ["lost: first rank 0: exited with code 1"]
