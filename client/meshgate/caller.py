@@ -12,12 +12,13 @@ from typing import Any
 
 _notes_waits = True
 
+OURS = frozenset({"meshgate", "meshgate_sync"})  # packages whose errors say what the program did
 TRACEBACK = "MESHGATE_TRACEBACK"  # "full": tracebacks show the frames of this package
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether the frame runs code of this package."""
-    return _package(frame) == "meshgate"
+    """Whether the frame runs code of this package, or of the sync's, which refuses trees."""
+    return _package(frame) in OURS
 
 
 def _package(frame: FrameType) -> str:
@@ -69,7 +70,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     rest = _without_ours(trace.tb_next)
-    hidden = _package(trace.tb_frame) in ("meshgate", "cloudpickle")  # which asks this package about each object
+    hidden = _package(trace.tb_frame) in {*OURS, "cloudpickle"}  # which asks this package about each object
     return rest if hidden else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 

@@ -143,6 +143,25 @@ def test_ctrl_c_while_waiting_prints_a_line_and_no_traceback(tmp_path: Path) -> 
     assert full.splitlines()[-1] == "KeyboardInterrupt"
 
 
+REFUSED = """
+import os
+from meshgate_sync.tree.scan import Scanner
+
+def main():
+    Scanner(os.getcwd()).scan()
+
+import meshgate.errors
+main()
+"""
+
+
+def test_a_tree_that_cannot_be_synced_shows_the_programs_frames_alone(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/")
+    text = printed(tmp_path, REFUSED.replace("os.getcwd()", repr(str(tmp_path))))
+    assert text.splitlines()[-1].startswith("meshgate_sync.errors.LinkLeavesTree: ")
+    assert re.findall(r", in (\S+)$", text, re.MULTILINE) == ["<module>", "main"]
+
+
 def test_errors_of_other_libraries_keep_their_frames(tmp_path: Path) -> None:
     assert "trait.py" in printed(tmp_path, FAILS.format(missing=True))
 

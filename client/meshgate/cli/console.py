@@ -16,6 +16,7 @@ from meshgate.caller import TRACEBACK
 from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.jobs.signals import catch_end_signals, restore_signals
 from meshgate.progress import new_console
+from meshgate_sync.errors import TreeError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -65,7 +66,7 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except JobNotRunning as error:
             fail(str(error), NO_JOB)
-        except (MeshgateError, ValueError, TimeoutError) as error:
+        except (MeshgateError, TreeError, ValueError, TimeoutError) as error:
             fail(str(error))
         except OSError as error:
             _fail_if_of_file(error)

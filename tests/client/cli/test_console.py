@@ -20,6 +20,7 @@ from meshgate.cli.console import CommandGroup, age_text, console, emit, new_tabl
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import signals
 from meshgate.progress import new_console
+from meshgate_sync.errors import TreeError
 
 
 class Result(BaseModel):
@@ -39,6 +40,7 @@ def work(what: str) -> None:
     errors: dict[str, BaseException] = {
         "ended": JobNotRunning("the job has ended"),
         "failed": JobError("it failed"),
+        "link": TreeError("links that lead out of the tree: a"),
         "rank": ValueError("ranks=9: the mesh has ranks 0 to 1"),
         "interrupt": KeyboardInterrupt(),
         "full": OSError(errno.ENOSPC, "No space left on device"),
@@ -64,6 +66,7 @@ def other() -> None:
     [
         ("ended", 3, "meshgate: the job has ended\n"),
         ("failed", 1, "meshgate: it failed\n"),
+        ("link", 1, "meshgate: links that lead out of the tree: a\n"),
         ("rank", 1, "meshgate: ranks=9: the mesh has ranks 0 to 1\n"),
         ("interrupt", 130, ""),
         ("full", 1, "meshgate: cannot write the output: No space left on device\n"),
