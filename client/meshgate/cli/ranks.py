@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
+import queue
 import sys
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field
 from rich.console import Console
 
 from meshgate.cli.console import (
+    FAILED,
     AsJson,
     Job,
     Mesh,
@@ -50,6 +52,7 @@ from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, CallTimeline, JobStatus, MeshStatus
 
 RANKS_EXPLAINED = 4
+END_INTERVAL = 0.5  # seconds between two looks at whether a session has ended
 BAR = 24  # characters of the bar of a rank
 FEWEST_COMPARED = 4  # calls that say something about which rank is late
 Rank = Annotated[int, typer.Option("--rank", help="The host, by its rank in the host mesh.")]
@@ -61,29 +64,30 @@ def sync_code(
         list[Path] | None, typer.Option("--dir", help="A directory to sync; the default is the project.")
     ] = None,
     namespace: Namespace = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Push again on every save, until interrupted.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Push again on every save, until interrupted or the job has ended.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Push the code of this directory to the job's hosts.
 
     The next program finds it there.
     """
+    from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - the other commands sync nothing
+
     found = find_job(job, namespace)
     found._state()
-    paths = [str(path) for path in directories] if directories else None
-    report = found.sync(sync_dirs=paths, watch=watch, quiet=as_json)
-    result = Sync(
-        version=report.version,
-        files=report.files,
-        nbytes=report.nbytes,
-        ready=report.ready,
-        hosts=report.hosts,
-        seconds=report.seconds,
-    )
-    emit(result, as_json, lambda console: None)
+    client = found._open_client("sync()")
+    sync = sync_for(client, [str(path) for path in directories] if directories else None)
+    reports: queue.SimpleQueue[Any] = queue.SimpleQueue()  # this thread prints them: it ends with a closed pipe
+    sync.push_and_wait(watch=watch, quiet=False, show=reports.put if as_json else None)
     if watch:
-        console().print("watching; Ctrl-C ends it")
-        signal.pause()
+        typer.echo("watching; Ctrl-C ends it", err=True)
+    while not reports.empty() or (watch and sync.watching and client.error is None):
+        with contextlib.suppress(queue.Empty):
+            typer.echo(Sync.model_validate(reports.get(timeout=END_INTERVAL)).model_dump_json())
+    if watch:
+        raise client.error or typer.Exit(FAILED)  # watching has failed, which the sync has reported
 
 
 def pull_files(

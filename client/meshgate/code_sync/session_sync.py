@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ class SessionSync:
         self._continue_watch = watching
         self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
         self._quiet = False
+        self._show: Callable[[SyncReport], object] = _print_report
         self._warned_of_missing = False
 
     @property
@@ -67,9 +68,12 @@ class SessionSync:
         """Whether every save is pushed, or will be from the next push on."""
         return self.code.watching or self._continue_watch
 
-    def push_and_wait(self, *, watch: bool, quiet: bool) -> SyncReport:
-        """Pushes and waits until every host has the version; with ``watch``, also pushes on every later save."""
-        self._quiet = quiet
+    def push_and_wait(
+        self, *, watch: bool, quiet: bool, show: Callable[[SyncReport], object] | None = None
+    ) -> SyncReport:
+        """Pushes and waits until every host has the version; with ``watch``, also pushes on every later save. ``show``
+        gets the reports that would be printed, later ones on another thread."""
+        self._quiet, self._show = quiet, show or _print_report
         with Block() if quiet else Waiting(self.code.follow()):
             report = self.code.push()
         self._warn_of_missing_modules()
@@ -107,7 +111,7 @@ class SessionSync:
             _print(f"meshgate: sync failed: {outcome}")
         elif not self._quiet:
             if not outcome.routine:
-                print(outcome, file=report_stream())
+                self._show(outcome)
             for path in outcome.busy:
                 _print(_BUSY.format(path=path))
 
@@ -163,6 +167,10 @@ def _is_in_repository() -> bool:
     except ValueError:
         return False
     return git_root(top) == str(top) or os.environ.get(RUN_PROJECT) == str(top)
+
+
+def _print_report(report: SyncReport) -> None:
+    print(report, file=report_stream())
 
 
 def _print(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from typer.testing import CliRunner
 from meshgate.cli import ranks
 from meshgate.cli.app import app
 from meshgate.cli.ranks import why
+from meshgate.code_sync import session_sync
 from meshgate.code_sync.push import SyncReport
+from meshgate.errors import GatewayLostError, MeshgateError
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.exec import CommandResult, Executed
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread
@@ -46,6 +49,8 @@ def status(*calls: CallStatus) -> JobStatus:
 
 
 class Job:
+    error: MeshgateError | None = None  # of its session
+
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.found = status(call(31, 2))
@@ -63,9 +68,8 @@ class Job:
         self.asked.append((command, arguments, options))
         return Executed({1: CommandResult(1, "workers-1", 3, "out", "err")})
 
-    def sync(self, **options: Any) -> SyncReport:
-        self.asked.append(options)
-        return SyncReport(version="cafe", files=2, nbytes=7, ready=2, hosts=2, seconds=0.5)
+    def _open_client(self, wanted: str) -> Any:
+        return self
 
     def pull(self, *arguments: Any) -> Pulled:
         self.asked.append(arguments)
@@ -274,10 +278,60 @@ def test_a_variable_without_a_value_is_refused(run: CliRunner) -> None:
     assert (result.exit_code, "expected NAME=VALUE" in result.output) == (2, True)
 
 
-def test_sync_pushes_directories_in_a_session_and_reports_it(run: CliRunner, job: Job) -> None:
-    printed = json.loads(run.invoke(app, ["sync", "--dir", "a", "--dir", "b", "--json"]).output)
-    assert job.asked == ["state", {"sync_dirs": ["a", "b"], "watch": False, "quiet": True}]
-    assert printed == {"version": "cafe", "files": 2, "nbytes": 7, "ready": 2, "hosts": 2, "seconds": 0.5}
+class FakeSync:
+    """Reports ``saves`` after the first push. Then watching fails, or the session ends with ``error``."""
+
+    def __init__(self, job: Job, saves: int, error: MeshgateError | None) -> None:
+        self.job, self.saves, self.error = job, saves, error
+
+    def push_and_wait(self, *, watch: bool, quiet: bool, show: Callable[[SyncReport], object] | None) -> None:
+        self.show = show or print
+        self.show(REPORT)
+
+    @property
+    def watching(self) -> bool:
+        self.saves -= 1
+        if self.saves >= 0:
+            self.show(dataclasses.replace(REPORT, version=f"save {self.saves}"))
+        else:
+            self.job.error = self.error
+        return self.saves >= 0 or self.error is not None
+
+
+REPORT = SyncReport(version="cafe", files=2, nbytes=7, ready=2, hosts=2, seconds=0.5)
+
+
+@pytest.fixture
+def start_sync(job: Job, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def start(saves: int = 0, error: MeshgateError | None = None) -> None:
+        def sync_for(client: Job, sync_dirs: list[str] | None) -> FakeSync:
+            client.asked.append(sync_dirs)
+            return FakeSync(client, saves, error)
+
+        monkeypatch.setattr(session_sync, "sync_for", sync_for)
+
+    return start
+
+
+def test_sync_pushes_directories_in_a_session_and_reports_it(
+    run: CliRunner, job: Job, start_sync: Callable[..., None]
+) -> None:
+    start_sync()
+    (line,) = run.invoke(app, ["sync", "--dir", "a", "--dir", "b", "--json"]).stdout.splitlines()
+    assert job.asked == ["state", ["a", "b"]]
+    assert json.loads(line) == {"version": "cafe", "files": 2, "nbytes": 7, "ready": 2, "hosts": 2, "seconds": 0.5}
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("error", [None, GatewayLostError("the job was ended")])
+def test_a_watch_prints_each_sync_on_a_line_and_ends_with_the_session(
+    run: CliRunner, start_sync: Callable[..., None], error: MeshgateError | None
+) -> None:
+    start_sync(2, error)
+    result = run.invoke(app, ["sync", "--watch", "--json"])
+    assert [json.loads(line)["version"] for line in result.stdout.splitlines()] == ["cafe", "save 1", "save 0"]
+    why = "meshgate: the job was ended\n" if error else ""
+    assert (result.exit_code, result.stderr) == (1, f"watching; Ctrl-C ends it\n{why}")
 
 
 def test_pull_reports_what_it_left_out(run: CliRunner, job: Job) -> None:

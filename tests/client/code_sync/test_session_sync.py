@@ -118,6 +118,10 @@ def test_a_sync_shows_how_far_it_is_unless_it_is_quiet(
     sync.push_and_wait(watch=False, quiet=False)
     assert capsys.readouterr().err.splitlines()[-1] == str(REPORT)
     assert shown[0]().startswith(f"syncing {repository}: ")
+    reports: list[SyncReport] = []
+    sync.push_and_wait(watch=False, quiet=False, show=reports.append)
+    sync._report(REPORT)
+    assert (reports, capsys.readouterr().err) == ([REPORT, REPORT], "")
 
 
 def test_missing_modules_are_warned_of_once(
