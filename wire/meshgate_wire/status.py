@@ -44,6 +44,7 @@ class CallStatus(_Model):
         default={}, description="the rank in that mesh of each rank in `waiting`: the same"
     )
     cancelled: bool = Field(default=False, description="the program has cancelled it, and ranks have not ended it yet")
+    mesh_number: int = Field(default=0, description="of the mesh within its session; 0: it is not known")
 
 
 class Straggler(_Model):

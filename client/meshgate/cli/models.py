@@ -150,7 +150,8 @@ class Leftovers(Result):
 
 
 class CallRate(Result):
-    """The calls of a mesh of actors since the last look, or since it was spawned if that was later."""
+    """The calls of a mesh of actors since the last look that its engine answered, or since it was spawned if that was
+    later."""
 
     session: str
     mesh: str

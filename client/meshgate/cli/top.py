@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from statistics import fmean
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
@@ -37,7 +37,7 @@ from meshgate.jobs.trait import JobTrait
 from meshgate.progress import new_console
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.usage import ProcessUsage, Usage, UsageMeter
-from meshgate_wire.status import CallCounts, JobStatus, MeshStatus, SessionStatus
+from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus
 
 FIRST_INTERVAL = 1.0  # seconds; the first look shows something soon
 _NONE = CallCounts()
@@ -75,16 +75,24 @@ def show_top(
         show(looks, repr(found), once=once, order=order, as_json=as_json)
 
 
+class Counted(NamedTuple):
+    """The calls of a session's actors at a time, by the number of their mesh."""
+
+    at: float
+    calls: Mapping[int, CallCounts]
+
+
 def look(job: JobTrait, meter: UsageMeter, first: float, interval: float) -> Iterator[Top]:
     """What happened in each interval, without end."""
     meter.read()
-    before, since = job.status(), time.monotonic()
+    status, since = job.status(), time.monotonic()
+    before = count(status, since, {})
     due = since + first
     while True:
         time.sleep(max(0.0, due - time.monotonic()))
-        usage, now, at = meter.read(), ask_patiently(job, job.status), time.monotonic()
-        yield compare(before, now, at - since, usage)
-        before, since = now, at
+        usage, status, at = meter.read(), ask_patiently(job, job.status), time.monotonic()
+        yield compare(before, status, since, at, usage)
+        before, since = count(status, at, before), at
         due = max(due + interval, at)
 
 
@@ -108,17 +116,29 @@ def show(looks: Iterator[Top], title: str, *, once: bool, order: Order, as_json:
 # Pure.
 
 
-def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> Top:
-    """What happened in the ``seconds`` between two states of a job. ``usage`` is that of its processes now."""
-    counted = {(session.session, mesh.number): mesh.calls for session, mesh in _actors(before)}
+def count(status: JobStatus, at: float, before: Mapping[str, Counted | None]) -> dict[str, Counted | None]:
+    """The calls of each session at ``at``; of one whose engine has not answered those ``before``, None if that never
+    has."""
+    return {
+        session.session: before.get(session.session)
+        if session.problem
+        else Counted(at, {mesh.number: mesh.calls or _NONE for mesh in _actors(session)})
+        for session in status.sessions
+    }
+
+
+def compare(before: Mapping[str, Counted | None], now: JobStatus, since: float, at: float, usage: Usage) -> Top:
+    """What happened from ``since`` to ``at``, the times of the last two looks, and before in sessions whose engines had
+    not answered. ``usage`` is that of the job's processes now."""
     calls = [
-        _rate(session, mesh, counted.get((session.session, mesh.number)) or _NONE, seconds)
-        for session, mesh in _actors(now)
+        _rate(session, mesh, before.get(session.session, Counted(since, {})), at)
+        for session in now.sessions
+        for mesh in _actors(session)
     ]
     kept = _kept_by_rank(now)
     problems = {f"session {session.session[:8]}": session.problem for session in now.sessions if session.problem}
     return Top(
-        seconds=seconds,
+        seconds=at - since,
         calls=sorted(calls, key=lambda each: (each.session, each.mesh)),
         ranks=[rank_usage(process, usage, kept) for process in usage.processes],
         gpus=[GpuUsage.model_validate(gpu) for gpu in usage.gpus],
@@ -128,15 +148,14 @@ def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> 
     )
 
 
-def _actors(status: JobStatus) -> Iterator[tuple[SessionStatus, MeshStatus]]:
-    for session in status.sessions:
-        for mesh in session.meshes:
-            if mesh.kind == "actors" and mesh.name not in OWN_MESHES:
-                yield session, mesh
+def _actors(session: SessionStatus) -> Iterator[MeshStatus]:
+    return (mesh for mesh in session.meshes if mesh.kind == "actors" and mesh.name not in OWN_MESHES)
 
 
-def _rate(session: SessionStatus, mesh: MeshStatus, before: CallCounts, seconds: float) -> CallRate:
+def _rate(session: SessionStatus, mesh: MeshStatus, counted: Counted | None, at: float) -> CallRate:
+    """``counted`` is None if the engine answers for the first time: nobody knows since when it has counted."""
     now = mesh.calls or _NONE
+    since, before = (0.0, now) if counted is None else (counted.at, counted.calls.get(mesh.number, _NONE))
     ended, casts = now.ended - before.ended, now.casts - before.casts
     return CallRate(
         session=session.session,
@@ -145,13 +164,18 @@ def _rate(session: SessionStatus, mesh: MeshStatus, before: CallCounts, seconds:
         ranks=prod(mesh.sizes.values()),
         ended=ended,
         failed=now.failed - before.failed,
-        rate=(ended + casts) / seconds,
+        rate=(ended + casts) / (at - since),
         latency=(now.seconds - before.seconds) / ended if ended else None,
         casts=casts,
         in_flight=now.in_flight,
-        oldest=max((call.age for call in session.calls if call.mesh == mesh.name), default=None),
+        oldest=max((call.age for call in session.calls if _is_on(call, mesh)), default=None),
         straggler=max(late_ranks(session, mesh), key=lambda late: late.calls * late.seconds, default=None),
     )
+
+
+def _is_on(call: CallStatus, mesh: MeshStatus) -> bool:
+    """A gateway of an earlier version reports no numbers."""
+    return call.mesh_number == mesh.number if call.mesh_number else call.mesh == mesh.name
 
 
 def _kept_by_rank(status: JobStatus) -> dict[str, Mapping[int, int] | None]:

@@ -327,15 +327,18 @@ byId("measure").addEventListener("click", () => { if (socket?.readyState === Web
 
 // --- rates
 
-const samples = [];  // of the counts of all endpoints
+const samples = [];  // of the counts of all endpoints, and when each session's engine said so
 
-function endpointCounts(status) {
-  const found = new Map();
-  for (const session of status.sessions)
-    for (const mesh of session.meshes)
+function sampleOf(status, at, before) {  // a session whose engine has not answered keeps what it had before
+  const found = new Map(), answered = new Map();
+  for (const { session, problem, meshes } of status.sessions) {
+    answered.set(session, problem ? before?.answered.get(session) ?? null : at);  // null: it never has
+    if (problem) for (const [key, each] of before?.found ?? []) if (each.session === session) found.set(key, each);
+    if (!problem) for (const mesh of meshes)
       for (const [endpoint, counts] of Object.entries(mesh.endpoints || {}))
-        found.set(`${session.session} ${mesh.number} ${endpoint}`, { name: `${mesh.name}.${endpoint}`, session: session.session, counts });
-  return found;
+        found.set(`${session} ${mesh.number} ${endpoint}`, { name: `${mesh.name}.${endpoint}`, session, counts });
+  }
+  return { at, found, answered };
 }
 
 function spark(points, most, label) {  // points: each from 0 to 1 in time, and its value
@@ -363,18 +366,21 @@ function stragglerOf(counts) {
 }
 
 function showRates(status, at) {
-  if (!samples.length || samples[samples.length - 1].at !== at) samples.push({ at, found: endpointCounts(status) });
+  const previous = samples[samples.length - 1];
+  if (previous?.at !== at) samples.push(sampleOf(status, at, previous));
   if (samples.length > MOST_SAMPLES + 1) samples.shift();
   const none = { ended: 0, failed: 0, seconds: 0, casts: 0 };
-  const between = (key, before, after) => {
+  const between = (key, session, before, after) => {  // null: it is not known
+    const since = before.answered.has(session) ? before.answered.get(session) : before.at, until = after.answered.get(session);
+    if (since === null || !(until > since)) return null;
     const then = before.found.get(key)?.counts ?? none, now = after.found.get(key)?.counts ?? none;
     const ended = now.ended - then.ended;
-    return { ended, rate: (ended + now.casts - then.casts) / (after.at - before.at), seconds: now.seconds - then.seconds, failed: now.failed - then.failed };
+    return { ended, rate: (ended + now.casts - then.casts) / (until - since), seconds: now.seconds - then.seconds };
   };
   const newest = samples[samples.length - 1], recent = samples.find((each) => newest.at - each.at <= RATE_WINDOW);
   const rows = [...newest.found].map(([key, { name, session, counts }]) => {
-    const last = recent === newest ? null : between(key, recent, newest);
-    const rates = samples.slice(1).map((each, at) => between(key, samples[at], each).rate);
+    const last = recent === newest ? null : between(key, session, recent, newest);
+    const rates = samples.slice(1).map((each, at) => between(key, session, samples[at], each)?.rate ?? 0);
     return { last, cells: [name, last ? rateText(last.rate) : "…", last?.ended ? latencyText(last.seconds / last.ended) : "–", String(counts.in_flight),
       String(counts.ended + counts.casts), String(counts.failed), stragglerOf(counts), rates.length > 1 ? sparkOfRates(rates) : "", session.slice(0, 8)] };
   });

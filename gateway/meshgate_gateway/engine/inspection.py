@@ -140,7 +140,8 @@ class Inspection:
             yield Inspected(request=request.request, body=part, more=index + 1 < len(parts))
 
     def status(self) -> EngineStatus:
-        calls, total = self._calls.statuses(MAX_CALLS)
+        numbers = {id(mesh): number for number, mesh in self._objects.items()}
+        calls, total = self._calls.statuses(MAX_CALLS, numbers)
         # Of meshes of the same name the newest: the job may have been scaled.
         attached = {
             (mesh.name, number > 0): mesh for number, mesh in self._objects.items() if isinstance(mesh, HostMesh)
@@ -149,7 +150,7 @@ class Inspection:
             name=self._session_name(),
             version=self._code.current_version,
             hosts=tuple(status for mesh in attached.values() for status in self._hosts(mesh)),
-            meshes=self._meshes(),
+            meshes=self._meshes(numbers),
             calls=tuple(calls),
             calls_in_flight=total,
             timelines=self._timelines(),
@@ -164,9 +165,8 @@ class Inspection:
             _timeline(each, mesh, now) for each, mesh in (*self._calls.timelines(MAX_TIMELINES_IN_FLIGHT), *newest)
         )
 
-    def _meshes(self) -> tuple[MeshStatus, ...]:
+    def _meshes(self, numbers: Mapping[int, int]) -> tuple[MeshStatus, ...]:
         items = [(number, mesh) for number, mesh in self._objects.items() if isinstance(mesh, (ProcMesh, ActorMesh))]
-        numbers = {id(mesh): number for number, mesh in items}
         in_flight = self._calls.in_flight()
         kept = self._kept_bytes()
         self._grouped = {number: self._groups_of(number, mesh) for number, mesh in items}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshgate.cli import top as module
 from meshgate.cli.models import Top
-from meshgate.cli.top import compare
 from meshgate.ranks.usage import ProcessUsage, Usage
 from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus
 
@@ -32,6 +32,10 @@ def status(
 def process(rank: int, cpu: float | None = 50.0, **facts: Any) -> ProcessUsage:
     values: dict[str, Any] = {"memory": 3 * GIB, "gpus": (), "gpu_memory": None, **facts}
     return ProcessUsage("procs", rank, f"workers-{rank}", 100 + rank, cpu, **values)
+
+
+def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> Top:
+    return module.compare(module.count(before, 0.0, {}), now, 0.0, seconds, usage)
 
 
 def top(ranks: int = 2, **facts: Any) -> Top:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -15,13 +16,13 @@ from typer.testing import CliRunner
 from meshgate.cli import top as top_module
 from meshgate.cli.app import app
 from meshgate.cli.models import Top
-from meshgate.cli.top import Order, compare, look, render
+from meshgate.cli.top import Order, look, render
 from meshgate.errors import ConnectionFailedError
 from meshgate.jobs import runs
 from meshgate.progress import new_console
 from meshgate.ranks.usage import Gpu, Usage
 from meshgate_wire.status import CallCounts, EndedRanks, JobStatus, Straggler
-from tests.client.cli.looks import GIB, LIKE_MARKUP, process, status, top
+from tests.client.cli.looks import GIB, LIKE_MARKUP, compare, process, status, top
 
 
 class Job:
@@ -78,6 +79,31 @@ def test_a_mesh_that_is_new_counts_from_its_spawn_and_an_older_gateway_reports_n
     assert (new.rate, new.latency) == (2.0, 0.25)
     (old,) = compare(status(None), status(None), 2.0, Usage()).calls
     assert (old.rate, old.latency) == (0.0, None)
+
+
+def test_calls_are_counted_since_the_last_look_that_the_engine_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = status(None, problem="its engine did not answer")
+    (session,) = silent.sessions
+    silent = silent.model_copy(update={"sessions": (session.model_copy(update={"meshes": ()}),)})
+    counts = [status(CallCounts(ended=1000 + 10 * number, failed=50)) for number in range(4)]
+    job = Job()
+    answers = [silent, silent, counts[0], counts[1], silent, silent, counts[2], counts[3]]
+    monkeypatch.setattr(job, "status", Mock(side_effect=answers))
+    monkeypatch.setattr(top_module, "time", SimpleNamespace(monotonic=count(0.0, 2.0).__next__, sleep=lambda _: None))
+    looks = look(job, SimpleNamespace(read=Usage), 0.0, 0.0)  # type: ignore[arg-type]
+    found = [next(looks) for _ in range(7)]
+    shown = [[(call.ended, call.failed, round(call.rate, 1)) for call in each.calls] for each in found]
+    assert shown == [[], [(0, 0, 0.0)], [(10, 0, 2.5)], [], [], [(10, 0, 0.8)], [(10, 0, 2.5)]]
+
+
+def test_the_oldest_call_is_that_of_the_mesh_and_not_of_another_one_with_its_name() -> None:
+    now = status(None, age=31.0)
+    (session,) = now.sessions
+    dead = session.meshes[1].model_copy(update={"number": 9})
+    calls = (session.calls[0].model_copy(update={"mesh_number": 2}),)
+    session = session.model_copy(update={"meshes": (dead, session.meshes[1]), "calls": calls})
+    now = now.model_copy(update={"sessions": (session,)})
+    assert [call.oldest for call in compare(now, now, 2.0, Usage()).calls] == [None, 31.0]
 
 
 def test_gpus_of_a_rank_are_averaged_and_its_own_memory_is_preferred() -> None:

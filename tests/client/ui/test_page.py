@@ -325,6 +325,26 @@ def test_calls_have_a_rate_and_a_latency_by_endpoint(open_page: Callable[..., An
     assert row.get_by_role("img").count() == 1
 
 
+def test_calls_have_a_rate_since_their_engine_last_answered(open_page: Callable[..., Any]) -> None:
+    page = open_page(FakeSource())
+    shown = page.evaluate("""() => {
+        const others = { failed: 0, casts: 0, in_flight: 0, compared: 0, stragglers: [] };
+        const counts = (ended) => ({ ended, seconds: ended, ...others });
+        const status = (ended) => ({ sessions: [ended
+            ? { session: "s", problem: "", meshes: [{ number: 1, name: "m", endpoints: { step: counts(ended) } }] }
+            : { session: "s", problem: "silent", meshes: [] }] });
+        samples.length = 0;
+        const shown = [[0, 0], [1000, 10], [0, 11], [1010, 16], [1020, 17]].map(([ended, at]) => {
+            showRates(status(ended), at);
+            return byId("rates").querySelector("tbody td:nth-child(2)")?.innerText;
+        });
+        samples.length = 0;
+        return shown;
+    }""")
+    unknown = "\N{HORIZONTAL ELLIPSIS}"
+    assert shown == [None, unknown, unknown, "1.7", "10"]
+
+
 def test_the_rank_that_others_have_waited_for_is_shown_by_endpoint(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     page = open_page(source)

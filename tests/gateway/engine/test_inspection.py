@@ -31,6 +31,7 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     for rank in (0, 1, 3):
         client.monarch.ports[0].put(b"value", rank)
     await client.until(lambda: client.engine.inspection.status().calls[0].answered == 3)
+    assert [each.mesh_number for each in client.engine.inspection.status().calls] == [actors, actors]
     (hosts,) = [each for each in client.engine._objects.values() if isinstance(each, HostMesh)]
     hosts.missing["workers-1"] = AVAILABLE.lost("OOMKilled", returns=False)
     client.engine.host_ending("workers-0", "its pod is being deleted", 30.0)

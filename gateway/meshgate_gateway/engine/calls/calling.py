@@ -9,7 +9,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -517,11 +517,12 @@ class Calling:
             assert pending.state is not CallState.ENDED
             pending.validate_state()
 
-    def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
-        """The oldest calls in flight, and how many there are."""
+    def statuses(self, limit: int, numbers: Mapping[int, int]) -> tuple[list[CallStatus], int]:
+        """The oldest calls in flight, and how many there are. ``numbers``: of meshes, by the ids of their records."""
         now = time.monotonic()
         oldest = islice(self._pending.values(), limit)  # in the order of their start
-        return [status_of(pending, mesh, now) for pending, mesh, _ in oldest], len(self._pending)
+        found = [status_of(pending, mesh, numbers.get(id(mesh), 0), now) for pending, mesh, _ in oldest]
+        return found, len(self._pending)
 
     def timelines(self, limit: int) -> list[tuple[Timeline, ActorMesh]]:
         """Of the program's oldest calls to several ranks in flight."""
@@ -553,7 +554,7 @@ def _ended(prepared: Prepared, pending: PendingCall, response: Response | None) 
     prepared.ended(response, pending)
 
 
-def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
+def status_of(pending: PendingCall, mesh: ActorMesh, number: int, now: float) -> CallStatus:
     """``now`` is a time of ``time.monotonic``."""
     waiting = pending.waiting()
     return CallStatus(
@@ -566,4 +567,5 @@ def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
         procs=mesh.procs.name if mesh.procs is not None else "",
         processes={rank: rank for rank in waiting},  # earlier versions counted the others in the slice
         cancelled=pending.state is CallState.CANCELLED,
+        mesh_number=number,
     )

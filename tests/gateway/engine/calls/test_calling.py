@@ -900,11 +900,11 @@ async def test_a_cancelled_call_is_answered_at_once_and_its_ranks_hear_of_it() -
     assert called.told == [(2, {1}, 2)]
     assert not called.calling.is_running(2)
     assert [each.call for each in called.calling.open_calls()] == [1]
-    (first, second), count = called.calling.statuses(8)
+    (first, second), count = called.calling.statuses(8, {})
     assert (first.cancelled, second.cancelled, count) == (False, True, 2)
     called.cancel(2)
     called.reply(1, b"late", references=("mesh",))
-    await until(lambda: called.calling.statuses(8)[1] == 1)
+    await until(lambda: called.calling.statuses(8, {})[1] == 1)
     assert len(called.sent.messages) == 1  # the result is dropped, and no mesh in it gets a number
     with pytest.raises(RequestFailed, match="did not arrive"):
         called.objects.reference(-1)
@@ -925,13 +925,13 @@ async def test_a_cancelled_call_does_not_wait_for_output_and_ends_with_its_mesh(
     called.unread = asyncio.get_running_loop().create_future()
     for rank in range(2):
         called.reply(rank)
-    await until(lambda: called.calling.statuses(8)[1] == 0)
+    await until(lambda: called.calling.statuses(8, {})[1] == 0)
     assert called.asked == []
     called.call(2)
     called.cancel(2)
     called.actors.dead[1] = "killed"
     called.calling.fail(called.actors)
-    assert called.calling.statuses(8)[1] == 0
+    assert called.calling.statuses(8, {})[1] == 0
     assert [type(header) for header, *_ in called.sent.messages] == [Failed, Failed]
     assert called.ended == [False, False]
     await cancel_receives()
@@ -988,7 +988,7 @@ async def test_a_line_says_which_ranks_still_run_a_cancelled_call() -> None:
     for rank in range(2):
         called.monarch.ports[0].put(b"value", rank)
     called.reply(0)
-    await until(lambda: called.calling.statuses(8)[1] == 1 and pending.replies)
+    await until(lambda: called.calling.statuses(8, {})[1] == 1 and pending.replies)
     called.calling._report_cancelled(pending, mesh)
     (line,) = called.notices
     assert line.startswith(
