@@ -235,6 +235,7 @@ class SessionOutput(_Model):
     lines: tuple[PrintedLine, ...] = ()
     last: int = Field(default=0, description="the number of the newest line so far")
     dropped: int = 0
+    problem: str = Field(default="", description="why there are no lines, such as that the engine did not answer")
 
 
 class OutputPage(_Model):

@@ -17,16 +17,17 @@ from typing import Annotated
 
 import typer
 
-from meshgate.cli.console import AsJson, Job, Namespace, fail
+from meshgate.cli.console import FAILED, AsJson, Job, Namespace, fail
 from meshgate.errors import ConnectionFailedError, JobNotRunning, MeshgateError, ranks_text
 from meshgate.jobs.find import find_job
+from meshgate.jobs.output import OutputReader, Printed
 from meshgate.jobs.runs import Answer, Args, Run, patiently
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.output.log_files import LogFiles, folder_name
 from meshgate.session.output.printer import kind_of, write_text
 from meshgate.session.output.screen import Screen
 from meshgate_wire.messages import OutputLine
-from meshgate_wire.status import JobStatus, OutputPage, PrintedLine
+from meshgate_wire.status import JobStatus, PrintedLine
 
 POLL_INTERVAL = 0.5  # seconds between two requests while following
 
@@ -85,12 +86,16 @@ def show_logs(
         return
     if follow and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         typer.echo(f"meshgate: {unknown} so far", err=True)
-    lines = follow_lines(found, tail, age) if follow else printed_lines(found._output, {}, tail, age)
+    files = SessionFiles(log_dir) if log_dir is not None else None
+    reader = OutputReader(found._output, tail, age)
+    lines = lines_of(follow_output(found, tail, age) if follow else reader.fresh(), files)
     if diff is not None and rank is not None:
         show_differences(found, list(lines), rank, diff, pattern)
-        return
-    files = SessionFiles(log_dir) if log_dir is not None else None
-    shown = show(lines, rank, pattern, files, as_json=as_json)
+        shown = True
+    else:
+        shown = show(lines, rank, pattern, files, as_json=as_json)
+    if not reader.complete:  # lines_of has said what is missing
+        raise typer.Exit(FAILED)
     if not shown and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         fail(unknown)
 
@@ -124,31 +129,6 @@ def _pattern(grep: str | None) -> re.Pattern[str] | None:
         raise typer.BadParameter(f"{grep!r} is not a regular expression: {error}", param_hint="--grep") from None
 
 
-def printed_lines(
-    read: Callable[[dict[str, int]], OutputPage],
-    seen: dict[str, int],
-    tail: int | None = None,
-    since: float = math.inf,
-) -> Iterator[LogLine]:
-    """The lines of each session after the number that ``seen`` has for it, which grows with them.
-
-    ``tail``: only so many latest lines of each session. ``since``: only lines that are at most so many seconds old, by
-    the clock of the gateway.
-    """
-    page = read(seen)
-    oldest = {each.session: each.now - since for each in page.sessions}
-    if tail is not None:
-        seen.update({each.session: max(0, each.last - tail) for each in page.sessions})
-        page = read(seen)
-    while any(each.lines for each in page.sessions):
-        for session in page.sessions:
-            for line in session.lines:
-                seen[session.session] = line.number
-                if line.time >= oldest.get(session.session, -math.inf):
-                    yield LogLine(session=session.session, **line.model_dump())
-        page = read(seen)
-
-
 def ask_patiently(job: JobTrait, ask: Callable[Args, Answer], *args: Args.args, **options: Args.kwargs) -> Answer:
     """What ``ask`` returns, which asks the gateway of ``job``: again for two minutes if that cannot be reached, as for
     a run. Raises JobNotRunning at once if the job has ended."""
@@ -172,13 +152,23 @@ def _has_ended(job: JobTrait) -> bool:
         return False
 
 
-def follow_lines(job: JobTrait, tail: int | None, since: float = math.inf) -> Iterator[LogLine]:
+def follow_output(job: JobTrait, tail: int | None, since: float = math.inf) -> Iterator[Printed]:
     """Lines as they are printed, until interrupted."""
-    seen: dict[str, int] = {}
+    reader = OutputReader(lambda after: ask_patiently(job, job._output, after), tail, since)
     while True:
-        yield from printed_lines(lambda after: ask_patiently(job, job._output, after), seen, tail, since)
-        tail, since = None, math.inf
+        yield from reader.fresh()
         time.sleep(POLL_INTERVAL)
+
+
+def lines_of(output: Iterable[Printed], files: SessionFiles | None = None) -> Iterator[LogLine]:
+    """The lines of ``output``. What else it says is printed on stderr, and written to ``files``."""
+    for session, printed in output:
+        if isinstance(printed, str):
+            typer.echo(f"meshgate: session {session[:8]}: {printed}", err=True)
+            if files is not None:
+                files.note(session, printed)
+        else:
+            yield LogLine(session=session, **printed.model_dump())
 
 
 def show_run(run: Run, pattern: re.Pattern[str] | None, tail: int | None, *, follow: bool) -> None:
@@ -237,10 +227,16 @@ class SessionFiles:
         self._sessions: dict[str, LogFiles] = {}
 
     def write(self, session: str, line: OutputLine) -> None:
+        for notice in self._of(session).write([line]):
+            typer.echo(f"meshgate: {notice.text}", err=True)
+
+    def note(self, session: str, text: str) -> None:
+        self._of(session).note(text)
+
+    def _of(self, session: str) -> LogFiles:
         if (files := self._sessions.get(session)) is None:
             files = self._sessions[session] = LogFiles(str(self._directory / folder_name(session)))
-        for notice in files.write([line]):
-            typer.echo(f"meshgate: {notice.text}", err=True)
+        return files
 
 
 def show(

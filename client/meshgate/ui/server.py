@@ -32,6 +32,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from meshgate.jobs.output import OutputReader
 from meshgate.jobs.runs import LineSplitter
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.streams import may_connect
@@ -144,7 +145,7 @@ class Feed:
         self._job_ended = False  # by a page
         self._events: Sequence[dict[str, Any]] = ()
         self._next_events = 0.0
-        self._seen: dict[str, int] = {}
+        self._output = OutputReader(source._output)
         self._readers: dict[str, _RunReader] = {}
         self._lines: deque[dict[str, Any]] = deque(maxlen=MAX_LINES)
         self._count = 0  # of lines so far
@@ -208,15 +209,12 @@ class Feed:
             self._events = self._read_events()
 
     def _read_output(self) -> None:
-        for _ in range(MAX_PAGES):
-            page = self._source._output(self._seen)
-            for session in page.sessions:
-                for line in session.lines:
-                    self._seen[session.session] = line.number
-                    self._lines.append({"session": session.session, **line.model_dump(mode="json")})
-                    self._count += 1
-            if not any(session.lines for session in page.sessions):
-                return
+        for session, printed in self._output.fresh(MAX_PAGES):
+            if isinstance(printed, str):
+                self._add_lines("meshgate", [f"session {session[:8]}: {printed}\n"], "stderr")
+            else:
+                self._lines.append({"session": session, **printed.model_dump(mode="json")})
+                self._count += 1
 
     def _read_run(self, run: RunStatus) -> None:
         reader = self._readers.get(run.name)
@@ -228,17 +226,18 @@ class Feed:
                 return
             data = base64.b64decode(page.data)
             reader.position = page.start + len(data)
-            self._add_run_lines(run.name, reader.splitter.split(data))
+            self._add_lines(f"run {run.name}", reader.splitter.split(data))
             if not data:
                 break
         if not run.live:
-            self._add_run_lines(run.name, reader.splitter.split(b"", final=True))
+            self._add_lines(f"run {run.name}", reader.splitter.split(b"", final=True))
 
-    def _add_run_lines(self, run: str, lines: list[str]) -> None:
-        of_run = {"session": "", "stream": "stdout", "mesh": f"run {run}", "ranks": [], "count": 1, "host": ""}
+    def _add_lines(self, source: str, lines: list[str], stream: str = "stdout") -> None:
+        """Adds lines that no actor has printed."""
+        common = {"session": "", "stream": stream, "mesh": source, "ranks": [], "count": 1, "host": ""}
         for line in lines:
             text = line.rstrip("\r\n")
-            self._lines.append({**of_run, "number": self._count, "text": text, "end": line[len(text) :]})
+            self._lines.append({**common, "number": self._count, "text": text, "end": line[len(text) :]})
             self._count += 1
 
     def message(self, seen: int) -> tuple[str, int]:

@@ -486,7 +486,7 @@ class SessionInspection:
     async def output(self, after: Mapping[str, int]) -> OutputPage:
         """What was printed in each session after the line numbered ``after[session]``."""
         pages = await asyncio.gather(*(self._output(each, after.get(each, 0)) for each in list(self._engines)))
-        return OutputPage(sessions=tuple(page for page in pages if page is not None))
+        return OutputPage(sessions=tuple(pages))
 
     def received(self, message: Inspected) -> None:
         """Takes a part of an answer. A late one is dropped."""
@@ -538,11 +538,11 @@ class SessionInspection:
             )
         return SessionStatus.model_validate({**facts, **known.model_dump()})
 
-    async def _output(self, session: str, after: int) -> SessionOutput | None:
+    async def _output(self, session: str, after: int) -> SessionOutput:
         try:
             found = SessionOutput.model_validate_json(await self._ask(session, "output", after))
-        except _NoAnswer:
-            return None
+        except _NoAnswer as error:
+            found = SessionOutput(problem=str(error))
         return found.model_copy(update={"session": session})
 
     async def _ask(self, session: str, what: Asked, after: int = 0) -> str:

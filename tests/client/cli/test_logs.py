@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from meshgate.cli import logs
 from meshgate.cli.app import app
-from meshgate.cli.logs import LogLine, SessionFiles, differences, follow_lines, printed_lines, show
+from meshgate.cli.logs import LogLine, SessionFiles, differences, follow_output, lines_of, show
 from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, MeshgateError
 from meshgate.jobs import runs
+from meshgate.jobs.output import OutputReader
 from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, PrintedLine, SessionOutput, SessionStatus
 
 
@@ -57,25 +58,98 @@ def printed(number: int) -> PrintedLine:
     )
 
 
+def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None = None) -> Iterator[LogLine]:
+    return lines_of(OutputReader(read, tail).fresh())
+
+
+def follow_lines(job: Any, tail: int | None, since: float = math.inf) -> Iterator[LogLine]:
+    return lines_of(follow_output(job, tail, since))
+
+
 def numbers(lines: object) -> list[tuple[str, int]]:
     return [(line.session, line.number) for line in lines]  # type: ignore[attr-defined]
 
 
 def test_all_lines_come_once_and_in_order() -> None:
-    found = numbers(printed_lines(Gateway(a=5, b=1).read, {}))
+    found = numbers(printed_lines(Gateway(a=5, b=1).read))
     assert [number for session, number in found if session == "a"] == [1, 2, 3, 4, 5]
     assert [number for session, number in found if session == "b"] == [1]
 
 
 def test_the_tail_is_of_each_session() -> None:
-    assert sorted(numbers(printed_lines(Gateway(a=5, b=1).read, {}, 2))) == [("a", 4), ("a", 5), ("b", 1)]
+    assert sorted(numbers(printed_lines(Gateway(a=5, b=1).read, 2))) == [("a", 4), ("a", 5), ("b", 1)]
 
 
 def test_following_yields_lines_printed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = Gateway(a=1)
     monkeypatch.setattr(logs.time, "sleep", lambda seconds: gateway.counts.update(a=gateway.counts["a"] + 1))
-    lines = follow_lines(gateway, None)  # type: ignore[arg-type]
+    lines = follow_lines(gateway, None)
     assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
+
+
+class Forgetful(Gateway):
+    """Gives out ``pages`` of session "a", one after the other, and an empty one at the end."""
+
+    def __init__(self, *pages: SessionOutput | None) -> None:
+        super().__init__()
+        self.pages = list(pages)
+
+    def read(self, after: dict[str, int]) -> OutputPage:
+        page = self.pages.pop(0) if self.pages else page_of(last=max(after.values(), default=0))
+        return OutputPage(sessions=() if page is None else (page,))
+
+    _output = read
+
+
+def page_of(*lines: int, last: int, **facts: Any) -> SessionOutput:
+    return SessionOutput(session="abcdef0123", now=1e3, lines=tuple(map(printed, lines)), last=last, **facts)
+
+
+SILENT = page_of(last=0, problem="its engine did not answer within 3 s")
+LOST = "meshgate: session abcdef01: {} missing here, because "
+
+
+@pytest.mark.parametrize(
+    ("pages", "code", "told"),
+    [
+        ([page_of(8, 9, last=9, dropped=7)], 0, ["meshgate: session abcdef01: 7 older lines are no longer kept"]),
+        (
+            [page_of(8, last=9), page_of(12, 13, last=13, dropped=3)],
+            1,
+            [LOST.format("3 lines are") + "the gateway no longer kept them when they were read"],
+        ),
+        ([page_of(8, 9, last=10), None], 1, [LOST.format("1 line is") + "the session ended before they were read"]),
+        ([page_of(8, 9, last=9), None], 0, []),
+        ([SILENT], 1, ["meshgate: session abcdef01: its engine did not answer within 3 s"]),
+        ([page_of(8, 9, last=99), SILENT], 1, ["meshgate: session abcdef01: its engine did not answer within 3 s"]),
+    ],
+)
+def test_what_is_missing_is_said_and_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, run: CliRunner, pages: list[Any], code: int, told: list[str]
+) -> None:
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Forgetful(*pages)))
+    result = run.invoke(app, ["logs"])
+    assert (result.exit_code, result.stderr.splitlines()) == (code, told)
+
+
+def test_a_file_says_where_lines_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = SessionFiles(tmp_path)
+    pages = Forgetful(page_of(8, last=8), page_of(12, 13, last=13, dropped=3))
+    show(lines_of(OutputReader(pages.read).fresh(), files), None, files=files, as_json=False)
+    assert capsys.readouterr().err.startswith("meshgate: session abcdef01: 3 lines are missing here")
+    missing = "[meshgate] 3 lines are missing here, because the gateway no longer kept them when they were read\n"
+    found = {path.name: path.read_text() for path in tmp_path.rglob("*.log")}
+    assert found == {"0.log": f"t8\n{missing}t12\n", "1.log": f"{missing}t13\n"}
+
+
+def test_an_engine_that_answers_late_is_named_once_and_its_lines_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --tail, as many lines as if it had answered at once."""
+    reader = OutputReader(Forgetful(SILENT, SILENT, page_of(6, last=9), page_of(8, 9, last=9)).read, tail=2)
+    assert [numbers(lines_of(reader.fresh())) for _ in range(2)] == [[], []]
+    assert not reader.complete
+    assert numbers(lines_of(reader.fresh())) == [("abcdef0123", 8), ("abcdef0123", 9)]
+    assert reader.complete
+    assert capsys.readouterr().err == "meshgate: session abcdef01: its engine did not answer within 3 s\n"
 
 
 class Outage(Gateway):
@@ -114,7 +188,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("ended", [False, JobError("the cluster cannot be reached")])
 def test_following_goes_on_after_an_outage(clock: list[float], ended: Any) -> None:
-    lines = follow_lines(Outage(2, ended=ended), None)  # type: ignore[arg-type]
+    lines = follow_lines(Outage(2, ended=ended), None)
     assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
     assert clock == [2 * runs.RETRY]
 
@@ -123,15 +197,15 @@ def test_following_ends_after_a_long_outage_and_at_once_with_the_job_or_a_refusa
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConnectionFailedError, match="no answer"):
-        next(follow_lines(Outage(math.inf), None))  # type: ignore[arg-type]
+        next(follow_lines(Outage(math.inf), None))
     assert runs.OUTAGE < clock[0] <= runs.OUTAGE + 2 * runs.RETRY
     clock[0] = 0.0
     with pytest.raises(JobNotRunning, match="the job has ended"):
-        next(follow_lines(Outage(math.inf, ended=True), None))  # type: ignore[arg-type]
+        next(follow_lines(Outage(math.inf, ended=True), None))
     refusing = Outage(0)
     monkeypatch.setattr(refusing, "_output", Mock(side_effect=AuthenticationError("wrong token")))
     with pytest.raises(AuthenticationError, match="wrong token"):
-        next(follow_lines(refusing, None))  # type: ignore[arg-type]
+        next(follow_lines(refusing, None))
     assert clock == [0.0]
 
 
@@ -141,7 +215,7 @@ def test_following_begins_with_the_last_lines_and_shows_none_before_them_later(
 ) -> None:
     gateway = Gateway(a=3)
     monkeypatch.setattr(logs.time, "sleep", lambda seconds: gateway.counts.update(a=gateway.counts["a"] + 1))
-    lines = follow_lines(gateway, tail, since)  # type: ignore[arg-type]
+    lines = follow_lines(gateway, tail, since)
     assert numbers(itertools.islice(lines, 3)) == [("a", number) for number in range(first, first + 3)]
 
 
@@ -161,9 +235,9 @@ def test_lines_can_be_those_of_the_last_seconds_and_those_with_a_pattern(
 
 
 def test_lines_are_labelled_or_json_and_filtered_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    show(printed_lines(Gateway(a=3).read, {}), 1, as_json=False)
+    show(printed_lines(Gateway(a=3).read), 1, as_json=False)
     assert capsys.readouterr().out == "[h m rank 1] t1\n[h m rank 1] t3\n"
-    show(printed_lines(Gateway(a=1).read, {}), None, as_json=True)
+    show(printed_lines(Gateway(a=1).read), None, as_json=True)
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["session"], line["number"], line["text"]) == ("a", 1, "t1")
 
@@ -287,7 +361,7 @@ def test_following_a_rank_that_does_not_exist_says_so_and_waits_for_it(
         yield
 
     monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=0), TRAINERS))
-    monkeypatch.setattr(logs, "follow_lines", follow)
+    monkeypatch.setattr(logs, "follow_output", follow)
     result = run.invoke(app, ["logs", "-f", "--rank", "4"])
     assert result.exit_code == 130
     assert result.stderr == "meshgate: no process of this job has rank 4: trainers has ranks 0-3 so far\n"

@@ -397,6 +397,26 @@ def test_events_are_read_now_and_then(source: FakeSource) -> None:
     assert read(feed)[0]["events"][0]["object"] == "Pod/a"
 
 
+def test_lines_that_are_missing_are_reported_among_the_output() -> None:
+    class Hurried(FakeSource):
+        def _output(self, after: dict[str, int]) -> OutputPage:
+            (session,) = super()._output(after).sessions
+            return OutputPage(sessions=(session.model_copy(update={"dropped": 3 if after else 0}),))
+
+    source = Hurried()
+    source.print("first")
+    feed = Feed(source, "the job", source.stack, source.meter)
+    feed.poll()
+    lines = json.loads(feed.message(0)[0])["lines"]
+    assert [(line["mesh"], line["text"]) for line in lines] == [
+        ("trainers", "first"),
+        (
+            "meshgate",
+            "session s: 3 lines are missing here, because the gateway no longer kept them when they were read",
+        ),
+    ]
+
+
 def test_sessions_that_the_job_forgets_are_not_asked_for_again() -> None:
     class Forgetful(FakeSource):
         def _output(self, after: dict[str, int]) -> OutputPage:
@@ -408,7 +428,7 @@ def test_sessions_that_the_job_forgets_are_not_asked_for_again() -> None:
     source = Forgetful()
     source.print("first")
     feed = Feed(source, "the job", source.stack, source.meter)
-    feed._seen["s"] = 1
+    feed._output._seen["s"] = 1
     feed.poll()
     feed.poll()
     assert asked == [{"s": 1}, {}]

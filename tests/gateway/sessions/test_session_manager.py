@@ -761,6 +761,15 @@ def test_an_engine_that_was_killed_while_no_driver_was_connected_leaves_its_reas
     assert 0 <= ended["ago"] < 60
 
 
+def test_output_of_an_engine_that_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DESCRIBE_TIMEOUT", 0.01)
+    page = asyncio.run(inspect(one=Engine(mute=True), two=Engine(SessionOutput(last=8))).output({}))
+    assert [(each.session, each.last, each.problem) for each in page.sessions] == [
+        ("one", 0, "its engine did not answer within 0.01 s"),
+        ("two", 8, ""),
+    ]
+
+
 def test_output_begins_after_the_lines_that_the_caller_has() -> None:
     line = PrintedLine(number=8, stream="stdout", mesh="m", ranks=(0,), count=1, host="h", text="hello", end="\n")
     one, two = Engine(SessionOutput(lines=(line,), last=8)), Engine(SessionOutput())

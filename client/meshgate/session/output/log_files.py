@@ -28,7 +28,7 @@ _Source: TypeAlias = tuple[int, str]  # a mesh of processes, and one of its stre
 @dataclass(slots=True, eq=False)
 class _RankFile:
     """``unfinished``: the source of the line that has no end yet; (0, "") if it is not known. ``lost``: the lines that
-    could not be written since ``reason``."""
+    could not be written since ``reason``. ``note``: what is written next."""
 
     path: Path
     descriptor: int = -1
@@ -36,6 +36,7 @@ class _RankFile:
     unfinished: _Source | None = None
     lost: int = 0
     reason: str = ""
+    note: str = ""
 
 
 class LogFiles:
@@ -52,6 +53,7 @@ class LogFiles:
         self._files: dict[tuple[str, int], _RankFile] = {}
         self._open: OrderedDict[_RankFile, None] = OrderedDict()  # the one that was written last is last
         self._failing: set[_RankFile] = set()
+        self._note = ""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             if not any(self._directory.iterdir()):
@@ -87,6 +89,13 @@ class LogFiles:
             (self._failing.add if problem else self._failing.discard)(file)
         return notices
 
+    def note(self, text: str) -> None:
+        """Writes ``text`` to each file, and first to those that are made later: lines of any rank may be missing."""
+        self._note = text
+        for file in self._files.values():
+            file.note = text
+            self._append(file, ())
+
     def close(self) -> None:
         """Closes the files. Those that miss lines say so, if they can be written again."""
         for file in list(self._failing):
@@ -106,7 +115,7 @@ class LogFiles:
 
     def _file(self, folder: str, rank: int) -> _RankFile:
         if (file := self._files.get((folder, rank))) is None:
-            file = self._files[folder, rank] = _RankFile(self._directory / folder / f"{rank}.log")
+            file = self._files[folder, rank] = _RankFile(self._directory / folder / f"{rank}.log", note=self._note)
         return file
 
     def _append(self, file: _RankFile, lines: Sequence[OutputLine]) -> str:
@@ -117,6 +126,8 @@ class LogFiles:
             data = bytearray()
             if file.lost:
                 data += _line_break(file, None) + f"[meshgate] {missing_text(file.lost, file.reason)}\n".encode()
+            if file.note:
+                data += _line_break(file, None) + f"[meshgate] {file.note}\n".encode()
             for line in lines:
                 source = (line.procs, line.stream)
                 data += _line_break(file, source) + line.text.encode(errors="replace")
@@ -129,7 +140,7 @@ class LogFiles:
             file.lost, file.reason = file.lost + len(lines), error.strerror or str(error)
             self._close(file)
             return file.reason
-        file.lost = 0
+        file.lost, file.note = 0, ""
         return ""
 
     def _require_open(self, file: _RankFile) -> None:
