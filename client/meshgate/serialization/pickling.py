@@ -68,6 +68,7 @@ Resolve: TypeAlias = Callable[[object], Argument | None]
 _EXPLAINED = (InvalidRequestError, GatewayError, CodeWithoutSource)
 OUT_OF_BAND_BYTES = 4096
 COPY_CHUNK_BYTES = 1 << 20
+MANY_BUFFERS = 1 << 15  # half of what a message may have: with so many, only those that are copied in pieces are added
 # Registers a source text for tracebacks. Without a modification time, it is not compared with any file.
 _REGISTER_SOURCE = (
     "text and __import__('linecache').cache.__setitem__("
@@ -301,7 +302,7 @@ class _ReferencePickler(_Pickler):
 def _keep_in_band(out_of_band: list[Sendable], buffer: pickle.PickleBuffer) -> bool:
     """Whether ``buffer`` goes into the pickle. If not, appends it to ``out_of_band``."""
     view = buffer.raw()
-    if view.nbytes < OUT_OF_BAND_BYTES:
+    if view.nbytes < (OUT_OF_BAND_BYTES if len(out_of_band) < MANY_BUFFERS else COPY_CHUNK_BYTES):
         return True
     out_of_band.append(view if type(view.obj) is bytes else _copy(view))
     return False

@@ -98,6 +98,16 @@ def test_large_arrays_are_sent_out_of_band(sizes: list[int]) -> None:
         assert got.flags.writeable
 
 
+def test_of_many_arrays_only_the_large_ones_are_all_sent_out_of_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "MANY_BUFFERS", 3)
+    arrays = [np.full(size, at, dtype=np.uint8) for at, size in enumerate([5000] * 5 + [1 << 20, 5000])]
+    pickled = dumps(arrays)
+    assert [len(buffer) for buffer in pickled.buffers] == [5000] * 3 + [1 << 20]
+    for sent, got in zip(arrays, received(pickled), strict=True):
+        np.testing.assert_array_equal(got, sent)
+        assert got.flags.writeable
+
+
 def test_an_array_is_copied_at_the_time_of_the_call() -> None:
     array = np.zeros(10_000)
     pickled = dumps(array)
