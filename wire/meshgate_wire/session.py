@@ -47,6 +47,7 @@ from .frames import (
     LAST,
     MESSAGE_HEADER_BYTES,
     Hello,
+    PeerLimits,
     decode_credits,
     encode_ack,
     encode_credits,
@@ -59,7 +60,7 @@ from .frames import (
 )
 from .handshake import SOFTWARE_VERSION, Role, accept_hello, make_hello
 from .limits import KIB, MIN_LIMITS, Limits
-from .message_codec import Assembly, Refuse, accept_all, encode_message
+from .message_codec import Assembly, Encoded, Refuse, accept_all, encode_message
 from .messages import Header
 from .outbox import Frame, LargeMessage, Outbox, Unacknowledged, coalesce
 
@@ -131,6 +132,7 @@ class Session:
     ) -> None:
         self.role = role
         self.limits = limits or Limits()
+        self.allowed: Limits | PeerLimits = self.limits  # what the peer accepts: until its Hello, as much as this side
         self.state = State.DETACHED
         self.peer: Hello | None = None  # of the last connection that was established
         self.failure: WireError | None = None  # why the state is FAILED
@@ -174,16 +176,18 @@ class Session:
 
     # --- sending ------------------------------------------------------------------------------------------
 
-    def send(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
-        """Queues a message, whether connected or not.
+    def send(self, message: Header | Encoded, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
+        """Queues a message, whether connected or not. ``message`` is its header, or the message as ``encode_message``
+        has encoded it within what is ``allowed``, perhaps on another thread.
 
-        Raises, without queueing anything, ``MessageTooLarge`` if it exceeds the peer's limits, ``SessionEnded`` if the
-        session has failed, and ``ValueError`` if the header has text that UTF-8 cannot encode.
+        Raises, without queueing anything, ``SessionEnded`` if the session has failed, and what ``encode_message``
+        raises.
         """
         if self.state is State.FAILED:
             raise SessionEnded(f"cannot send in a session that has failed: {self.failure}") from self.failure
-        allowed = self.limits if self.peer is None else self.peer.limits
-        nbytes, pieces = encode_message(header, buffers, allowed)
+        if not isinstance(message, Encoded):
+            message = encode_message(message, buffers, self.allowed)
+        nbytes, pieces = message
         if nbytes <= self.limits.small_message:
             frame = b"".join((encode_frame_header(FIRST | LAST, stream, nbytes), *pieces))
             self._outbox.put(stream, frame)
@@ -314,7 +318,7 @@ class Session:
         if not resumed:
             self._outbox.set_peer_limits(hello.limits)
         self._eager = False
-        self.peer = hello
+        self.peer, self.allowed = hello, hello.limits
         self.state = State.ESTABLISHED
         events.append(Established(hello, resumed))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 from weakref import WeakValueDictionary
 
-from meshgate.errors import InvalidRequestError, MeshgateError, copy_of
+from meshgate.errors import MeshgateError, copy_of
 from meshgate.session.detached import Creation, ReadMarks, Returns, Takeover
 from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.errors.faults import handle_fault
@@ -19,7 +19,7 @@ from meshgate.session.output.aggregation import Aggregator
 from meshgate.session.output.printer import OutputPrinter, kind_of
 from meshgate.session.pending_calls import PendingAck, PendingCall, PendingCalls, Reader
 from meshgate.session.serial_thread import SerialThread
-from meshgate_wire import Fragments, Header, MessageReceived, MessageTooLarge
+from meshgate_wire import Fragments, Header, MessageReceived
 from meshgate_wire.messages import (
     Attached,
     Done,
@@ -36,7 +36,6 @@ from meshgate_wire.messages import (
     OutputLine,
     PortMessage,
     Progress,
-    Returned,
     Stop,
     Sync,
     Values,
@@ -121,17 +120,6 @@ class Dispatcher:
                 self._fail_invalid_reply(getattr(header, "call", None), error)
         if message.held and not isinstance(header, (Output, PortMessage)):
             self._consume(message)
-
-    def message_not_sent(self, header: Header, error: Exception) -> None:
-        why = str(error) if isinstance(error, MessageTooLarge) else f"{error!r}. Please report this"
-        failure = Failure(kind="invalid", message=f"{type(header).__name__} was not sent: {why}")
-        number = getattr(header, "object", None)
-        if number is not None:
-            self._creation_failed(number, failure)
-        self._fail_call(getattr(header, "call", None), lambda: InvalidRequestError(failure.message))
-        if isinstance(header, Returned):  # nothing waits for it
-            text = f"a result of {header.request.endpoint} is not kept for the next program: {failure.message}"
-            self._printer.put([OutputLine(stream="stderr", mesh="meshgate", text=text)], lambda: None)
 
     def connection_notice(self, text: str, final: bool) -> None:
         in_place = not final and kind_of(sys.stderr) != "file"

@@ -169,10 +169,14 @@ class ClientSession:
     # --- requests
 
     def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int, waits: bool = True) -> None:
-        """Sends a request that has no reply. Raises the error that ended the session. ``waits``: for space in the
-        queue, which the use of a future may not do."""
+        """Sends a request that has no reply. Raises the error that ended the session, and InvalidRequestError if the
+        request is too large. ``waits``: for space in the queue, which the use of a future may not do."""
         self._follow_caller()
-        self._connection.post(header, buffers, stream=stream, waits=waits)
+        try:
+            self._connection.post(header, buffers, stream=stream, waits=waits)
+        except InvalidRequestError:
+            self.objects.remove(getattr(header, "object", 0))  # what it would have created
+            raise
 
     def request(
         self,
@@ -353,7 +357,11 @@ class ClientSession:
         self._returned = self._marks = self._dispatcher.marks = self._dispatcher.returns = None
 
     def _post_returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
-        self._connection.post(header, buffers, stream=CONTROL_STREAM)
+        try:
+            self._connection.post(header, buffers, stream=CONTROL_STREAM)
+        except InvalidRequestError as error:
+            text = f"a result of {header.request.endpoint} is not kept for the next program: {error}"
+            self._dispatcher.connection_notice(text, final=True)
 
     def _all_returned(self, sent: bool) -> None:
         assert self._returned is not None

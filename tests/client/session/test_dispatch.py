@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import sys
@@ -22,13 +23,15 @@ from meshgate.errors import (
     StepFailedError,
 )
 from meshgate.proxies import HostMeshProxy
-from meshgate.proxies.client import Client
+from meshgate.proxies.client import Channel, Client
+from meshgate.proxies.endpoints import send
+from meshgate.proxies.ports import Port
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.objects import ObjectTable
 from meshgate.session.pending_calls import PendingCalls, PendingValue
 from meshgate.session.settings import ClientSettings
-from meshgate_wire import Fragments, Header, Session
+from meshgate_wire import Fragments, Limits
 from meshgate_wire.messages import (
     Attached,
     AttachHosts,
@@ -45,7 +48,6 @@ from meshgate_wire.messages import (
     ObjectFailed,
     Output,
     OutputLine,
-    Returned,
     Stop,
     Values,
     stream_of,
@@ -76,59 +78,67 @@ def test_an_invalid_reply_fails_only_its_call(
     mesh.initialized.get(timeout=20)
 
 
-def test_a_message_that_is_too_large_fails_only_its_call(gateway: ScriptedGateway, client: Client) -> None:
-    mesh = counters(client)
-    mesh.initialized.get(timeout=20)
-    buffers = [pickle.PickleBuffer(bytes(5000)) for _ in range(70_000)]
-    with pytest.raises(InvalidRequestError, match="buffers: the peer's limit is 65536"):
-        mesh.echo.call(buffers).get(timeout=60)
-    mesh.initialized.get(timeout=20)
+def lower_limit(client: Client) -> None:
+    """From now on, the gateway takes messages of up to 64 KiB."""
+    client._connection._session.allowed = Limits(max_message=1 << 16)
 
 
-def test_a_message_that_cannot_be_encoded_fails_only_its_call(
-    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+TOO_LARGE = bytes(70_000)
+
+
+@pytest.mark.parametrize(
+    ("post", "named"),
+    [
+        (lambda mesh, port: mesh.echo.call(TOO_LARGE), "echo"),
+        (lambda mesh, port: next(mesh.echo.stream(TOO_LARGE)), "echo"),
+        (lambda mesh, port: mesh.echo.keep(TOO_LARGE), "echo"),
+        (lambda mesh, port: mesh.echo.broadcast(TOO_LARGE), "echo"),
+        (lambda mesh, port: send(mesh.echo, (TOO_LARGE,), {}, port), "echo"),
+        (lambda mesh, port: mesh.put(TOO_LARGE), "PutValue"),
+        (lambda mesh, port: port.send(TOO_LARGE), "PortSend"),
+        (lambda mesh, port: mesh._procs.spawn("other", Counter, TOO_LARGE), "SpawnActors"),
+    ],
+    ids=["call", "stream", "keep", "broadcast", "send", "put", "port", "spawn"],
+)
+def test_what_is_too_large_raises_where_it_is_sent_and_leaves_nothing(
+    gateway: ScriptedGateway, client: Client, post: Callable[[Any, Port[Any]], object], named: str
 ) -> None:
     mesh = counters(client)
+    port, _receiver = Channel.open(client=client)
     mesh.initialized.get(timeout=20)
-    send = Session.send
-
-    def fail_calls(self: Session, header: Header, *args: Any, **kwargs: Any) -> None:
-        if isinstance(header, Call):
-            raise ZeroDivisionError("a bug")
-        send(self, header, *args, **kwargs)
-
-    monkeypatch.setattr(Session, "send", fail_calls)
-    with pytest.raises(InvalidRequestError, match=r"Call was not sent: ZeroDivisionError\('a bug'\)"):
-        mesh.add.call(1).get(timeout=20)
+    objects = len(client.objects)
+    lower_limit(client)
+    message = f"^{named} was not sent: cannot send a message with 7[0-9]{{4}} bytes: the peer's limit is 65536"
+    with pytest.raises(InvalidRequestError, match=message):
+        post(mesh, port)
+    gc.collect()
+    assert len(client.objects) == objects
+    assert not list(client.calls)
     mesh.initialized.get(timeout=20)
+    assert not gateway.got(Call)
 
 
 def test_a_result_that_cannot_be_sent_back_is_named_in_a_line(
-    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gateway: ScriptedGateway, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: list[tuple[Any, Any]] = []
     answer: Any = gateway.on[Call]
     gateway.on[Call] = lambda _, header, buffers: called.append((header, buffers))
-    call = counters(client).slice(hosts=0, gpus=0).add.call_one(1)
+    gateway.functions["echo"] = lambda rank, value: TOO_LARGE
+    call = counters(client).slice(hosts=0, gpus=0).echo.call_one(1)
     wait_for(lambda: called, "the call")
-    send = Session.send
-
-    def fail_returned(self: Session, header: Header, *args: Any, **kwargs: Any) -> None:
-        if isinstance(header, Returned):
-            raise ZeroDivisionError("a bug")
-        send(self, header, *args, **kwargs)
 
     def detach(session: ScriptedSession, header: Detach, _: object) -> None:
         if called:
             answer(session, *called.pop())
         session.send(Done(call=header.call))
 
-    monkeypatch.setattr(Session, "send", fail_returned)
     gateway.on[Detach] = detach
+    lower_limit(client)
     client.detach("training").get(timeout=20)
-    assert call.get(timeout=20) == 1
+    assert call.get(timeout=20) == TOO_LARGE
     client.close()  # waits until all is printed
-    line = "a result of add is not kept for the next program: Returned was not sent: ZeroDivisionError('a bug')"
+    line = "a result of echo is not kept for the next program: Returned was not sent: cannot send a message with 70"
     assert line in capsys.readouterr().err
 
 

@@ -34,7 +34,6 @@ from meshgate_wire import (
     Header,
     Hello,
     MessageReceived,
-    MessageTooLarge,
     Pump,
     Role,
     Sendable,
@@ -173,9 +172,6 @@ class Listener(Protocol):
     def message_received(self, message: MessageReceived) -> None:
         """The gateway has sent a message. Each is delivered exactly once."""
 
-    def message_not_sent(self, header: Header, error: Exception) -> None:
-        """A posted message was not sent: it is too large, or cannot be encoded. The session continues."""
-
     def connection_notice(self, text: str, final: bool) -> None:
         """A line for the user about the connection. Another takes its place unless it is ``final``."""
 
@@ -247,7 +243,8 @@ class ConnectionThread:
         """Queues a message. The messages of one stream arrive in the order in which they are posted.
 
         If it ``waits``, blocks while the send queue is over ``settings.queue_limit``, except in a signal handler or a
-        finalizer that interrupts a post of its own thread. Raises the error that ended the session.
+        finalizer that interrupts a post of its own thread. Raises the error that ended the session, and
+        InvalidRequestError if the message is too large for the gateway.
         """
         self._queue.put(header, buffers, stream, last=last, waits=waits)
         self._wake()
@@ -414,16 +411,11 @@ class ConnectionThread:
     def _take_posted(self) -> None:
         self._woken = False
         released = len(self._released)  # every message about these objects was posted before now
-        for header, buffers, stream in self._queue.take():
-            try:
-                self._session.send(header, buffers, stream=stream)
-            except MessageTooLarge as error:
-                self._listener.message_not_sent(header, error)
-            except WireError:
-                return  # the session has failed, and the listener is notified of that
-            except Exception as error:
-                log.exception("cannot send a %s message", type(header).__name__)
-                self._listener.message_not_sent(header, error)
+        try:
+            for message, stream in self._queue.take():
+                self._session.send(message, stream=stream)
+        except WireError:
+            return  # the session has failed, and the listener is notified of that
         if released:
             for header, stream in self._take_released(released):
                 self._session.send(header, stream=stream)

@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from meshgate.errors import MeshgateError, copy_of
+from meshgate.errors import InvalidRequestError, MeshgateError, copy_of
 from meshgate.session.futures import FutureProxy
-from meshgate_wire import Header, Sendable, Session
+from meshgate_wire import Header, MessageTooLarge, Sendable, Session
+from meshgate_wire.message_codec import Encoded, encode_message
 
-Message: TypeAlias = tuple[Header, Sequence[Sendable], int]  # with its stream
-
-_OVERHEAD = 300  # bytes of a message besides its buffers, roughly
+Message: TypeAlias = tuple[Encoded, int]  # with its stream
 
 
 class SendQueue:
@@ -36,7 +35,7 @@ class SendQueue:
         self._refusal: MeshgateError | None = None  # why puts other than the last one are refused
         self._lock = threading.RLock()  # guards _added and _small_added
         self._putting: set[int] = set()  # the threads that hold the lock in put(), or are about to
-        self._messages: deque[tuple[Header, Sequence[Sendable], int, int]] = deque()
+        self._messages: deque[Message] = deque()
         self._added = 0  # bytes of all messages
         self._small_added = 0  # the part of _added in small messages
         self._taken = 0  # bytes of the messages whose take() has ended; changed by the consumer alone
@@ -49,14 +48,16 @@ class SendQueue:
         self, header: Header, buffers: Sequence[Sendable], stream: int, *, last: bool = False, waits: bool = True
     ) -> None:
         """Adds a message. Blocks while the gate of its size is closed, if it ``waits``. Raises the error that closed
-        the queue.
+        the queue, and InvalidRequestError if the gateway would not accept the message.
 
         After ``refuse``, only the ``last`` message is accepted. It never blocks.
         """
-        nbytes = _OVERHEAD
-        for buffer in buffers:
-            nbytes += len(buffer) if type(buffer) is bytes else _nbytes(buffer)
-        small = nbytes <= self._small_message
+        try:
+            message = encode_message(header, buffers, self._unsent.allowed)
+        except MessageTooLarge as error:
+            name = getattr(header, "endpoint", "") or type(header).__name__
+            raise InvalidRequestError(f"{name} was not sent: {error}") from None
+        small = message.nbytes <= self._small_message
         gate = self._small_gate if small else self._gate
         thread = threading.get_ident()
         interrupts_put = thread in self._putting
@@ -70,9 +71,9 @@ class SendQueue:
         try:
             self._putting.add(thread)
             with self._lock:
-                self._messages.append((header, buffers, stream, nbytes))
-                self._added += nbytes
-                self._small_added += nbytes if small else 0
+                self._messages.append((message, stream))
+                self._added += message.nbytes
+                self._small_added += message.nbytes if small else 0
                 if self._added - self._taken + self._unsent.queued_bytes > self._limit:
                     self._close_gates()
         finally:
@@ -88,10 +89,10 @@ class SendQueue:
         taken = small_taken = 0
         try:
             while self._messages:
-                header, buffers, stream, nbytes = self._messages.popleft()
-                taken += nbytes
-                small_taken += nbytes if nbytes <= self._small_message else 0
-                yield header, buffers, stream
+                message, stream = self._messages.popleft()
+                taken += message.nbytes
+                small_taken += message.nbytes if message.nbytes <= self._small_message else 0
+                yield message, stream
         finally:
             self._taken += taken
             self._small_taken += small_taken
@@ -176,7 +177,8 @@ class SendQueue:
         return self._small_added - self._small_taken
 
     def _sizes(self) -> list[int]:
-        return [nbytes for *_, nbytes in list(self._messages)]  # a copy: a finalizer may put a message meanwhile
+        messages = list(self._messages)  # a copy: a finalizer may put a message meanwhile
+        return [message.nbytes for message, _ in messages]
 
     def _sum_small(self, sizes: Sequence[int]) -> int:
         return sum(nbytes for nbytes in sizes if nbytes <= self._small_message)
@@ -211,9 +213,3 @@ class _Gate:
             self._waiting.append(opened)
             if not self.is_open:
                 opened.acquire()
-
-
-def _nbytes(buffer: Sendable) -> int:
-    if isinstance(buffer, (list, tuple)):
-        return sum(map(_nbytes, buffer))
-    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)  # type: ignore[arg-type]

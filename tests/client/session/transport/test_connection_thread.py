@@ -36,6 +36,7 @@ from meshgate.session.transport.connection_thread import Outage, cancel_all_task
 from meshgate.testing import NetworkProxy
 from meshgate.testing.wire_server import ServerSession, WireServer
 from meshgate_wire import PROTOCOL_VERSION, Header
+from meshgate_wire.message_codec import Encoded, load_header
 from meshgate_wire.messages import Call, Initialized, Release, Stop
 from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
@@ -631,9 +632,9 @@ def test_a_release_is_sent_after_the_last_message_about_the_object(
     send = session.send
     meanwhile: list[Callable[[], object]] = [procs.stop, lambda: client.release(procs._object)]
 
-    def interrupted(header: Header, buffers: Any = (), *, stream: int) -> None:
-        send(header, buffers, stream=stream)
-        if isinstance(header, Initialized):
+    def interrupted(message: Any, *, stream: int) -> None:
+        send(message, stream=stream)
+        if isinstance(message, Encoded) and isinstance(load_header(message.pieces[1]), Initialized):
             client._connection.release(4711)  # another object, released earlier
             while meanwhile:
                 meanwhile.pop(0)()

@@ -3,13 +3,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from meshgate.errors import GatewayError
 from meshgate.session.futures import FutureProxy
 from meshgate.session.transport.send_queue import SendQueue
+from meshgate_wire import Limits
 from meshgate_wire.messages import Done
 
 LIMIT, SMALL = 10_000, 1_000
@@ -23,6 +24,7 @@ class FakeSession:
 
     queued_bytes: int = 0
     queued_small_bytes: int = 0
+    allowed: Limits = field(default_factory=Limits)
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ class Caller:
 
 def take_all(queue: SendQueue) -> list[int]:
     """Takes what a consumer would take, and returns the streams."""
-    streams = [stream for _, _, stream in queue.take()]
+    streams = [stream for _, stream in queue.take()]
     queue.update()
     return streams
 
@@ -79,7 +81,7 @@ def test_messages_are_taken_in_order(queue: SendQueue) -> None:
 def test_messages_put_while_others_are_taken_are_taken_too(queue: SendQueue) -> None:
     queue.put(HEADER, [], 1)
     streams = []
-    for _, _, stream in queue.take():
+    for _, stream in queue.take():
         streams.append(stream)
         if stream == 1:
             queue.put(HEADER, [], 2)
