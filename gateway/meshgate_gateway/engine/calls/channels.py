@@ -22,7 +22,7 @@ from meshgate_gateway.engine.interfaces import Answer, CallLater, Handler, Send,
 from meshgate_gateway.engine.monarch.interface import CallSender, PortSender
 from meshgate_gateway.engine.objects.records import Channel
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
-from meshgate_wire import Fragments
+from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 
 MEMORY = int(os.environ.get("MESHGATE_CHANNEL_MEMORY") or 2**30)
@@ -223,7 +223,10 @@ class Channels:
                     self._monarch.close(receiver)
             references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
             message = PortMessage(port=number, rank=reply.rank, exception=reply.exception, objects=references)
-            self._send_message(message, (reply.data,), stream=stream)
+            try:
+                self._send_message(message, (reply.data,), stream=stream)
+            except MessageTooLarge as error:
+                self._notice(f"a message to a channel was not sent: {error}")
             self._backlog.read(name, len(reply.data))
             if once:
                 return

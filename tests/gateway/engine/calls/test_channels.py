@@ -13,7 +13,7 @@ from meshgate_gateway.engine.failures import RequestFailed, invalid
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, KeptMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable
-from meshgate_wire import Fragments
+from meshgate_wire import Fragments, Header, MessageTooLarge
 from meshgate_wire.messages import Argument, MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 from tests.gateway.engine.fakes import (
     FakeMonarch,
@@ -117,6 +117,25 @@ async def test_a_channel_opened_for_one_message_reads_one() -> None:
         opened.monarch.ports[0].put(data)
     await turns()
     assert len(opened.sent.messages) == 1
+
+
+async def test_a_message_that_is_too_large_is_dropped_and_those_behind_it_arrive() -> None:
+    opened = Opened()
+    send = opened.channels._send_message
+
+    def refuse_large(header: Header, buffers: Sequence[bytes] = (), *, stream: int = 0) -> None:
+        if buffers == (b"large",):
+            raise MessageTooLarge("bytes", 5_000_000_000, 4_294_967_296)
+        send(header, buffers, stream=stream)
+
+    opened.channels._send_message = refuse_large
+    for data in (b"large", b"second"):
+        opened.monarch.ports[0].put(data)
+    await until(lambda: opened.sent.messages)
+    assert [buffers for _, _, buffers in opened.sent.messages] == [(b"second",)]
+    (notice,) = opened.notices
+    assert notice.startswith("a message to a channel was not sent: cannot send a message with 5000000000 bytes")
+    await opened.close()
 
 
 async def test_a_port_is_not_read_while_its_channel_is_over_the_limit() -> None:
