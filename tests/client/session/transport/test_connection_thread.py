@@ -35,7 +35,7 @@ from meshgate.session.transport import connection_thread
 from meshgate.session.transport.connection_thread import Outage, cancel_all_tasks, new_event_loop
 from meshgate.testing import NetworkProxy
 from meshgate.testing.wire_server import ServerSession, WireServer
-from meshgate_wire import PROTOCOL_VERSION, Header
+from meshgate_wire import PROTOCOL_VERSION
 from meshgate_wire.message_codec import Encoded, load_header
 from meshgate_wire.messages import Call, Initialized, Release, Stop
 from tests.client.counting import one_counter
