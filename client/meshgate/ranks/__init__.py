@@ -20,6 +20,8 @@ HOSTS_TIMEOUT = 60.0  # seconds that hosts have to start a process and answer; t
 
 def why_unread(error: Exception) -> str:
     """Why a host could not be asked: without the line of a StepFailedError that names the step, which is meshgate's."""
+    if isinstance(error, TimeoutError):
+        return "did not answer in time"
     text = str(error)
     return text.partition("\n")[2] or text if isinstance(error, StepFailedError) else text
 

@@ -318,6 +318,8 @@ def debug_in_editor(hosts: HostMeshProxy, procs: str, rank: int) -> EditorDebugg
     found = next(((host, answer) for host, answer in enumerate(answers) if answer), None)
     if found is None:
         for error in filter(None, errors):  # its host may have the process
+            if isinstance(error, TimeoutError):
+                raise JobError(f"cannot look for rank {rank} of {procs!r}: a host {why_unread(error)}") from error
             raise error
         raise JobError(f"no process has rank {rank} in a proc mesh named {procs!r}; job.status() lists the meshes")
     host, answer = found

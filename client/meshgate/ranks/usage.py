@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -79,9 +80,10 @@ class UsageMeter:
                 asked[name] = self._reader(name, host).read.call_one()
             except MeshgateError as error:
                 self._failed(found, name, error)
+        deadline = time.monotonic() + HOSTS_TIMEOUT
         for name, future in asked.items():
             try:
-                _add(found, name, future.get(timeout=HOSTS_TIMEOUT))
+                _add(found, name, future.get(timeout=max(0.0, deadline - time.monotonic())))
             except (MeshgateError, TimeoutError) as error:
                 self._failed(found, name, error)
         found.processes.sort(key=lambda each: (each.mesh, each.rank, each.pid))

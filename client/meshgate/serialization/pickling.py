@@ -208,8 +208,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.buffers: list[Sendable] = []
         self.arguments: list[Argument] = []
         self._resolve = resolve
-        # Not a bound method: the reference cycle would keep the buffers until a garbage collection.
-        super().__init__(self.file, protocol=PROTOCOL, buffer_callback=functools.partial(_keep_in_band, self.buffers))
+        # Not a bound method: the reference cycle would keep the buffers until a garbage collection. A class has none.
+        take = None if with_source else functools.partial(_keep_in_band, self.buffers)
+        super().__init__(self.file, protocol=PROTOCOL, buffer_callback=take)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)

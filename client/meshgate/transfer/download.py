@@ -347,6 +347,8 @@ class PartialFile:
 
     def _unlock(self) -> None:
         file, self._file = self._file, -1
+        with contextlib.suppress(OSError):  # a forked child has the file too, and would keep the lock
+            fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
     def _finish(self) -> None:

@@ -22,6 +22,7 @@ from ..tree.delta import INLINE_LIMIT, Delta, decode, encode, full_delta, patch,
 from ..tree.tree import NOTHING, Directory, short
 
 _MAX_TREES = 8
+_PROGRESS = 1024 * 1024  # bytes
 THE_GATEWAY = "the gateway"
 
 
@@ -130,7 +131,7 @@ class VersionTracker:
                 if (now := (progress(), len(self.status(root).ready))) != before:
                     before, deadline = now, loop.time() + timeout
                     continue
-                late = f"did not acknowledge it within {timeout:.0f} s"
+                late = f"did not acknowledge it, and nothing moved for {timeout:.0f} s"
                 reasons = {name: f"{late}; it {problem}" for name, problem in self._unreachable.items() if problem}
                 raise HostsBehind(root.hex(), {name: reasons.get(name, late) for name in sorted(behind)})
 
@@ -358,9 +359,10 @@ class Distributor:
         await self.tracker.wait(root, wanted, timeout, self._progress)
 
     def _progress(self) -> object:
-        """Changes while pieces come from the client or leave for hosts, and while the client is away."""
+        """Changes while pieces come from the client or leave for hosts, and while the client is away. The small deltas
+        of saves do not count: they may follow each other for ever."""
         connection = self._uploader.connection()
-        return (self._supplied, self._bytes_sent, connection) if connection is not None else object()
+        return (self._supplied, self._bytes_sent // _PROGRESS, connection) if connection is not None else object()
 
     @property
     def _bytes_sent(self) -> int:

@@ -299,6 +299,7 @@ def test_the_port_of_the_host_that_has_the_process_is_forwarded(monkeypatch: pyt
     [
         (({}, {}), "no process has rank 3 in a proc mesh named 'procs'"),
         (({}, JobError("host 1 is lost"), {}), "host 1 is lost"),
+        (({}, TimeoutError("no result")), "cannot look for rank 3 of 'procs': a host did not answer in time"),
         (({"problem": "debugpy is not installed there"},), "cannot debug rank 3 of 'procs': debugpy is not installed"),
     ],
 )

@@ -184,7 +184,10 @@ def test_what_is_passed_on_while_it_closes_is_no_error() -> None:
 
 
 def test_a_host_that_is_lost_before_a_write_is_an_error_of_the_port() -> None:
-    with forwarding(1) as (port, host):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        forwarding(listening.getsockname()[1]) as (port, host),
+    ):
 
         def write(stream: int, data: bytes) -> None:
             host.lost = GatewayLostError("the gateway is gone")
@@ -194,6 +197,7 @@ def test_a_host_that_is_lost_before_a_write_is_an_error_of_the_port() -> None:
         with socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
             there.sendall(b"question")
             port._threads[0].join(30)
+            assert not port._threads[0].is_alive()
             host.hub.close()  # which fails the reads
             with pytest.raises(GatewayLostError, match="the gateway is gone"):
                 port.wait()

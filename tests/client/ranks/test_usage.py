@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
 
 from meshgate.errors import GatewayLostError
+from meshgate.ranks import HOSTS_TIMEOUT, usage
 from meshgate.ranks.usage import Gpu, ProcessUsage, UsageMeter
 from meshgate.session.futures import FutureProxy
 
@@ -73,6 +77,24 @@ def test_a_failed_host_is_reported_and_tried_again_while_the_others_answer() -> 
         meter.read()
         assert hosts.spawned == [0, 1, 1]
     assert hosts.stopped == [0, 1]
+
+
+def test_silent_hosts_are_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Silent:
+        def get(self, timeout: float) -> NoReturn:
+            waits.append(timeout)
+            clock.now += timeout
+            raise TimeoutError("no result within 59.99 s; the operation continues")
+
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(FutureProxy, "resolved", lambda _: Silent())
+    hosts: Any = Hosts(answer(), answer(), answer())
+    with UsageMeter({"workers": hosts}) as meter:
+        assert meter.read().problems == dict.fromkeys(("workers-0", "workers-1", "workers-2"), "did not answer in time")
+    assert waits == [HOSTS_TIMEOUT, 0.0, 0.0]
 
 
 def test_the_only_process_of_a_host_uses_its_gpus_if_nothing_else_is_known() -> None:

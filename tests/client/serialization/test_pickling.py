@@ -346,6 +346,17 @@ def test_a_monarch_class_by_value_needs_only_monarch() -> None:
     assert kind == ["Plain", "monarch._src.actor.actor_mesh"]
 
 
+def test_a_class_by_value_contains_its_arrays() -> None:
+    class Array:
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return bytes, (pickle.PickleBuffer(b"x" * OUT_OF_BAND_BYTES),)
+
+    class Plain:
+        weights = Array()
+
+    assert received(Pickled(dump_class(Plain, by_value=True))).weights == b"x" * OUT_OF_BAND_BYTES
+
+
 def test_tracebacks_on_a_worker_show_the_source_of_the_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -44,6 +44,7 @@ from tests.client.transfer.fake_host import (
     interrupt_download,
     link,
 )
+from tests.programs import forked_child
 
 
 def test_files_arrive_with_their_content_mode_and_time(tmp_path: Path) -> None:
@@ -475,6 +476,18 @@ def test_a_second_pull_to_the_same_place_fails_and_leaves_the_part_alone(
     second.discard()
     first.write(b"3" * CHUNK)
     assert contents(tmp_path) == {"a": b"1" * CHUNK + b"3" * CHUNK}
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_part(
+    tmp_path: Path, two_pulls: tuple[PartialFile, PartialFile]
+) -> None:
+    first, second = two_pulls
+    first.write(b"1" * CHUNK)
+    with forked_child():
+        first.discard()
+        second.write(b"2" * CHUNK)
+        second.write(b"3" * CHUNK)
+    assert contents(tmp_path) == {"a": b"2" * CHUNK + b"3" * CHUNK}
 
 
 def test_a_part_that_was_replaced_does_not_become_the_file(
