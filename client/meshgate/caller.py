@@ -17,7 +17,7 @@ TRACEBACK = "MESHGATE_TRACEBACK"  # "full": tracebacks show the frames of this p
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether the frame runs code of this package, or of the sync's, which refuses trees."""
+    """Whether the frame runs code of this package, or of meshgate_sync, which refuses trees."""
     return _package(frame) in OURS
 
 

@@ -153,7 +153,7 @@ def _actors(session: SessionStatus) -> Iterator[MeshStatus]:
 
 
 def _rate(session: SessionStatus, mesh: MeshStatus, counted: Counted | None, at: float) -> CallRate:
-    """``counted`` is None if the engine answers for the first time: nobody knows since when it has counted."""
+    """``counted`` is None if the engine answers for the first time: it is not known since when it has counted."""
     now = mesh.calls or _NONE
     since, before = (0.0, now) if counted is None else (counted.at, counted.calls.get(mesh.number, _NONE))
     ended, casts = now.ended - before.ended, now.casts - before.casts

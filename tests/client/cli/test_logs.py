@@ -23,7 +23,8 @@ from meshgate.cli.logs import LogLine, SessionFiles, differences, follow_output,
 from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, MeshgateError
 from meshgate.jobs import runs
 from meshgate.jobs.output import OutputReader
-from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, PrintedLine, SessionOutput, SessionStatus
+from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, SessionOutput, SessionStatus
+from tests.client.jobs.test_output import Pages, page_of, printed
 
 
 class Gateway:
@@ -41,21 +42,6 @@ class Gateway:
         numbers = range(after + 1, min(after + 2, self.counts[name]) + 1)
         now = 10.0 * self.counts[name]
         return SessionOutput(session=name, now=now, lines=tuple(map(printed, numbers)), last=self.counts[name])
-
-
-def printed(number: int) -> PrintedLine:
-    """A line that came 10 s after the one before it."""
-    return PrintedLine(
-        number=number,
-        time=10.0 * number,
-        stream="stdout",
-        mesh="m",
-        ranks=(number % 2,),
-        count=1,
-        host="h",
-        text=f"t{number}",
-        end="\n",
-    )
 
 
 def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None = None) -> Iterator[LogLine]:
@@ -87,69 +73,33 @@ def test_following_yields_lines_printed_later(monkeypatch: pytest.MonkeyPatch) -
     assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
 
 
-class Forgetful(Gateway):
-    """Gives out ``pages`` of session "a", one after the other, and an empty one at the end."""
-
-    def __init__(self, *pages: SessionOutput | None) -> None:
-        super().__init__()
-        self.pages = list(pages)
-
-    def read(self, after: dict[str, int]) -> OutputPage:
-        page = self.pages.pop(0) if self.pages else page_of(last=max(after.values(), default=0))
-        return OutputPage(sessions=() if page is None else (page,))
-
-    _output = read
-
-
-def page_of(*lines: int, last: int, **facts: Any) -> SessionOutput:
-    return SessionOutput(session="abcdef0123", now=1e3, lines=tuple(map(printed, lines)), last=last, **facts)
-
-
-SILENT = page_of(last=0, problem="its engine did not answer within 3 s")
-LOST = "meshgate: session abcdef01: {} missing here, because "
+SILENT = "meshgate: session abcdef01: its engine did not answer within 3 s"
+MISSING = "3 lines are missing here, because the gateway no longer kept them when they were read"
 
 
 @pytest.mark.parametrize(
-    ("pages", "code", "told"),
+    ("pages", "code", "errors"),
     [
-        ([page_of(8, 9, last=9, dropped=7)], 0, ["meshgate: session abcdef01: 7 older lines are no longer kept"]),
-        (
-            [page_of(8, last=9), page_of(12, 13, last=13, dropped=3)],
-            1,
-            [LOST.format("3 lines are") + "the gateway no longer kept them when they were read"],
-        ),
-        ([page_of(8, 9, last=10), None], 1, [LOST.format("1 line is") + "the session ended before they were read"]),
-        ([page_of(8, 9, last=9), None], 0, []),
-        ([SILENT], 1, ["meshgate: session abcdef01: its engine did not answer within 3 s"]),
-        ([page_of(8, 9, last=99), SILENT], 1, ["meshgate: session abcdef01: its engine did not answer within 3 s"]),
+        ([page_of(8, 9, last=9)], 0, []),
+        ([page_of(8, last=9), page_of(12, 13, last=13, dropped=3)], 1, [f"meshgate: session abcdef01: {MISSING}"]),
+        ([page_of(8, 9, last=99), page_of(last=0, problem="its engine did not answer within 3 s")], 1, [SILENT]),
     ],
 )
-def test_what_is_missing_is_said_and_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, run: CliRunner, pages: list[Any], code: int, told: list[str]
+def test_missing_lines_are_reported_and_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, run: CliRunner, pages: list[SessionOutput], code: int, errors: list[str]
 ) -> None:
-    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Forgetful(*pages)))
+    monkeypatch.setattr(logs, "find_job", lambda *_: SimpleNamespace(_output=Pages(*pages).read))
     result = run.invoke(app, ["logs"])
-    assert (result.exit_code, result.stderr.splitlines()) == (code, told)
+    assert (result.exit_code, result.stderr.splitlines()) == (code, errors)
 
 
 def test_a_file_says_where_lines_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = SessionFiles(tmp_path)
-    pages = Forgetful(page_of(8, last=8), page_of(12, 13, last=13, dropped=3))
+    pages = Pages(page_of(8, last=8), page_of(12, 13, last=13, dropped=3))
     show(lines_of(OutputReader(pages.read).fresh(), files), None, files=files, as_json=False)
-    assert capsys.readouterr().err.startswith("meshgate: session abcdef01: 3 lines are missing here")
-    missing = "[meshgate] 3 lines are missing here, because the gateway no longer kept them when they were read\n"
+    assert capsys.readouterr().err == f"meshgate: session abcdef01: {MISSING}\n"
     found = {path.name: path.read_text() for path in tmp_path.rglob("*.log")}
-    assert found == {"0.log": f"t8\n{missing}t12\n", "1.log": f"{missing}t13\n"}
-
-
-def test_an_engine_that_answers_late_is_named_once_and_its_lines_follow(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --tail, as many lines as if it had answered at once."""
-    reader = OutputReader(Forgetful(SILENT, SILENT, page_of(6, last=9), page_of(8, 9, last=9)).read, tail=2)
-    assert [numbers(lines_of(reader.fresh())) for _ in range(2)] == [[], []]
-    assert not reader.complete
-    assert numbers(lines_of(reader.fresh())) == [("abcdef0123", 8), ("abcdef0123", 9)]
-    assert reader.complete
-    assert capsys.readouterr().err == "meshgate: session abcdef01: its engine did not answer within 3 s\n"
+    assert found == {"0.log": f"t8\n[meshgate] {MISSING}\nt12\n", "1.log": f"[meshgate] {MISSING}\nt13\n"}
 
 
 class Outage(Gateway):
