@@ -484,7 +484,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_part(
     first, second = two_pulls
     first.write(b"1" * CHUNK)
     with forked_child():
-        first.discard()
+        first.close()
         second.write(b"2" * CHUNK)
         second.write(b"3" * CHUNK)
     assert contents(tmp_path) == {"a": b"2" * CHUNK + b"3" * CHUNK}
