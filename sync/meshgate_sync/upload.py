@@ -128,6 +128,28 @@ class SyncStatus(_Model):
     sent: Size = 0
 
 
+class Patience:
+    """For how long to wait for something that moves: until nothing has for ``timeout`` seconds. ``left`` of them are
+    left."""
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self.left = self._timeout = timeout
+        self._looked = now
+        self._seen: object = None
+
+    def ends(self, seen: object, now: float) -> bool:
+        """Whether it is over. What is ``seen`` differs if something has moved since the last look; None: this time does
+        not count."""
+        passed, self._looked = now - self._looked, now
+        if seen is None:
+            return False
+        if seen != self._seen:
+            self._seen, self.left = seen, self._timeout
+        else:
+            self.left = max(0.0, self.left - passed)
+        return self.left <= 0
+
+
 def pack(pieces: list[tuple[bytes, bytes]]) -> bytes:
     """Encodes pieces, (digest, data), as one buffer."""
     out = Writer()

@@ -17,6 +17,7 @@ import pytest
 import meshgate as kt
 from meshgate import ProcessJob, SupervisionError, job_loads
 from meshgate.ranks.debug import debugging
+from meshgate_processes.identity import identify_process
 from tests.end_to_end.actors import Worker
 from tests.waiting import wait_for
 
@@ -65,6 +66,17 @@ def test_a_new_session_has_the_lost_host_as_missing(other: Any, tmp_path: Path) 
     alone = hosts.slice(hosts=0).spawn_procs(name="alone").spawn("alone_worker", Worker)
     assert alone.rank.call_one().get(timeout=60) == 0
     rest.flatten("hosts").spawn_procs(name="flat").initialized.get(timeout=60)
+
+
+def test_stopping_the_hosts_stops_what_runs_on_those_that_are_left(other: Any) -> None:
+    hosts = other.state(cached_path=None).workers
+    workers = hosts.slice(hosts=0).spawn_procs(name="stopped").spawn("stopped_workers", Worker)
+    process = identify_process(workers.pid.call_one().get(timeout=60))
+    assert process is not None
+    hosts.stop().get(timeout=60)
+    wait_for(lambda: not process.alive, "the process to end")
+    again = hosts.slice(hosts=0).spawn_procs(name="again").spawn("again_worker", Worker)
+    assert again.rank.call_one().get(timeout=60) == 0
 
 
 def run(job: ProcessJob, command: str, *arguments: str) -> tuple[int, Any]:

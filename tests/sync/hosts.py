@@ -100,7 +100,7 @@ class Job:
         self.progressed = asyncio.Event()
         self.last: Progress | None = None
         self.withhold = False
-        self.client: object = object()
+        self.client = True
         self.looks = 0
         self._withheld: list[bytes] = []
 
@@ -121,7 +121,7 @@ class Job:
 
     # --- distributor.Uploader -----------------------------------------------------------------------------
 
-    def connection(self) -> object:
+    def connected(self) -> bool:
         self.looks += 1
         return self.client
 

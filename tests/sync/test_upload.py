@@ -17,6 +17,7 @@ from meshgate_sync.tree.tree import EMPTY, Directory, files, piece_digest
 from meshgate_sync.upload import (
     MAX_PACK,
     Message,
+    Patience,
     Sender,
     SyncGone,
     SyncNeed,
@@ -283,3 +284,15 @@ def test_a_file_whose_name_is_not_utf_8_is_reported_as_gone(tmp_path: Path) -> N
     wanted = join_digests(tuple(piece.digest for file in files(tree) for piece in file.pieces))
     ((header, _),) = sender.answer_wants(SyncWants(root=tree.digest.hex()), wanted)
     assert r'"path":"a\\xff"' in header.model_dump_json()
+
+
+def test_patience_ends_after_a_time_in_which_nothing_moved() -> None:
+    patience = Patience(10, 100.0)
+    assert not patience.ends("a", 105.0)  # the first look
+    assert not patience.ends("a", 114.0)
+    assert patience.left == 1
+    assert not patience.ends("b", 116.0)
+    assert not patience.ends(None, 500.0)
+    assert not patience.ends("b", 509.0)
+    assert not patience.ends(None, 520.0)
+    assert patience.ends("b", 521.0)

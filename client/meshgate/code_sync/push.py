@@ -28,7 +28,7 @@ from meshgate.session.serial_thread import SerialThread
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Limits, Scanner, StatCache
 from meshgate_sync.tree.tree import Directory, Node
-from meshgate_sync.upload import Message, Sender, SyncGone, SyncNeed, SyncStatus, SyncWants
+from meshgate_sync.upload import Message, Patience, Sender, SyncGone, SyncNeed, SyncStatus, SyncWants
 from meshgate_wire import Fragments
 from meshgate_wire.messages import SYNC_STREAM, Sync
 
@@ -189,11 +189,9 @@ class CodeSync:
 
     # --- pushing
 
-    def _progress(self) -> object:
-        """Changes while pieces are sent, and while there is no connection."""
-        if not self._client.connected:
-            return object()
-        return self._sender.bytes_sent, self._client.statistics().connections
+    def _progress(self) -> int | None:
+        """How many bytes were sent; None without a connection."""
+        return self._sender.bytes_sent if self._client.connected else None
 
     def _push(self, changed: Iterable[str] | None) -> _PendingPush:
         started = time.perf_counter()
@@ -369,12 +367,12 @@ def _check_syntax(path: Path) -> None:
 class SessionChecks:
     """``error`` returns why the session has ended, or None; ``attach_failure`` why no hosts are attached, or ``""``.
     ``ranks(hosts)`` returns the mesh of these hosts, and the hosts by rank. ``progress`` returns another value after
-    code was sent, and without a connection."""
+    code was sent, and None without a connection."""
 
     error: Callable[[], BaseException | None]
     attach_failure: Callable[[], str]
     ranks: Callable[[Iterable[str]], tuple[str, dict[int, str]]]
-    progress: Callable[[], object]
+    progress: Callable[[], int | None]
 
 
 class PushedVersions:
@@ -424,7 +422,7 @@ class PushedVersions:
         moved for ``SYNC_TIMEOUT``, and the session's error if it has ended.
         """
         reported: SyncStatus | None = None
-        before, deadline = (reported, self._session.progress()), time.monotonic() + SYNC_TIMEOUT
+        patience = Patience(SYNC_TIMEOUT, time.monotonic())
         with self._changed:
             while True:
                 for status in self._statuses_since(version):
@@ -438,13 +436,10 @@ class PushedVersions:
                     if newest.failed and self._session.error() is None:
                         return newest
                 self._raise_if_hopeless(version, newest)
-                remaining = deadline - time.monotonic()
-                if remaining > 0:
-                    self._changed.wait(min(remaining, 0.5))
-                elif (now := (reported, self._session.progress())) != before:
-                    before, deadline = now, time.monotonic() + SYNC_TIMEOUT
-                else:
+                moved = self._session.progress()
+                if patience.ends(None if moved is None else (moved, reported), time.monotonic()):
                     raise StaleCodeError(_timeout_message(version, newest))
+                self._changed.wait(min(patience.left, 0.5))
 
     def _raise_if_hopeless(self, version: str, newest: SyncStatus | None) -> None:
         if (error := self._session.error()) is not None:

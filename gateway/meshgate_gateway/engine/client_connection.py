@@ -268,10 +268,6 @@ class ClientLink:
     def connected(self) -> bool:
         return self._connection is not None
 
-    def connection(self) -> object:
-        """The connection, to compare; None while there is none."""
-        return self._connection
-
     def queued(self) -> int:
         """The bytes that wait to be sent."""
         return self.session.queued_bytes

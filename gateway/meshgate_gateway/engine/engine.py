@@ -218,7 +218,7 @@ class Engine:
             end_processes=self.streams.drop,
         )
         self.code = code = CodeSync(
-            self._objects, self.link.send, make_agents, host, self._metrics, self.link.connection
+            self._objects, self.link.send, make_agents, host, self._metrics, self.link.connected
         )
         self._telemetry = Telemetry(
             monarch,

@@ -51,6 +51,11 @@ class Gone:
     owner: str = ""
     name: str = ""
 
+    @property
+    def is_looked_for(self) -> bool:
+        """Whether someone may look for it: it was detached, or did not end in order."""
+        return bool(self.name) or self.kind != "ended"
+
 
 @dataclass(frozen=True, slots=True)
 class Reject:
@@ -176,7 +181,7 @@ class Sessions:
         """The remembered sessions of an identity that someone may look for, each with the seconds since its end, the
         oldest first: those that were detached, and those that did not end in order."""
         for session, gone in self._gone.items():
-            if gone.owner == owner and (gone.name or gone.kind != "ended"):
+            if gone.owner == owner and gone.is_looked_for:
                 yield session, gone, max(0.0, now - gone.at)
 
     def is_connected(self, session: str) -> bool:
@@ -215,8 +220,9 @@ class Sessions:
         gone = live.ending or Gone("died", f"the session's engine {reason}", output)
         gone = Gone(gone.kind, gone.reason, output if gone.kind == "died" else "", now, live.owner, live.name)
         self._gone[session] = gone
-        while len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
+        if len(self._gone) > MAX_GONE:  # those in order first: a look at the job, such as by `top`, is one
+            in_order = (name for name, each in self._gone.items() if not each.is_looked_for and name != session)
+            del self._gone[next(in_order, next(iter(self._gone)))]
         if not self._live:
             self._idle_since = now
         return gone

@@ -20,9 +20,11 @@ from ..store.store import Store
 from ..transport.runner import Address, Runner
 from ..tree.delta import INLINE_LIMIT, Delta, decode, encode, full_delta, patch, transfer_size
 from ..tree.tree import NOTHING, Directory, short
+from ..upload import Patience
 
 _MAX_TREES = 8
 _PROGRESS = 1024 * 1024  # bytes
+_LOOK_INTERVAL = 1.0  # seconds
 THE_GATEWAY = "the gateway"
 
 
@@ -108,14 +110,15 @@ class VersionTracker:
             status.failed.pop(host, None)
 
     async def wait(
-        self, root: bytes, hosts: Iterable[str], timeout: float, progress: Callable[[], object] = lambda: None
+        self, root: bytes, hosts: Iterable[str], timeout: float, progress: Callable[[], int | None] = lambda: 0
     ) -> None:
         """Until all ``hosts`` are ready for ``root``. Raises HostsBehind, naming those that are not: as soon as one
         cannot be or the gateway cannot distribute the version, and after ``timeout`` seconds in which neither
-        ``progress()`` nor the number of hosts that are ready has changed."""
+        ``progress()`` nor the number of hosts that are ready has changed. Time in which ``progress()`` is None does not
+        count."""
         wanted = set(hosts)
         loop = asyncio.get_running_loop()
-        before, deadline = (progress(), len(self.status(root).ready)), loop.time() + timeout
+        patience = Patience(timeout, loop.time())
         while True:
             behind = self._behind(root, wanted)
             if not behind:
@@ -123,14 +126,13 @@ class VersionTracker:
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.setdefault(root, []).append(waiter)
             try:
-                await asyncio.wait((waiter,), timeout=max(0.0, deadline - loop.time()))
+                await asyncio.wait((waiter,), timeout=min(patience.left, _LOOK_INTERVAL))
             finally:
                 if waiter in self._waiters.get(root, []):
                     self._waiters[root].remove(waiter)
-            if not waiter.done():
-                if (now := (progress(), len(self.status(root).ready))) != before:
-                    before, deadline = now, loop.time() + timeout
-                    continue
+            moved = progress()
+            done = None if moved is None else (moved, len(self.status(root).ready))
+            if patience.ends(done, loop.time()) and not waiter.done():
                 late = f"did not acknowledge it, and nothing moved for {timeout:.0f} s"
                 reasons = {name: f"{late}; it {problem}" for name, problem in self._unreachable.items() if problem}
                 raise HostsBehind(root.hex(), {name: reasons.get(name, late) for name in sorted(behind)})
@@ -184,8 +186,8 @@ class Uploader(Protocol):
         """A host became ready or failed (SyncStatus)."""
         ...
 
-    def connection(self) -> object:
-        """The client's connection, to compare; None while there is none."""
+    def connected(self) -> bool:
+        """Whether the client is there."""
         ...
 
 
@@ -356,13 +358,14 @@ class Distributor:
             self._offer_again(root, wanted)
         if self.has_base(root):
             self._runner.hold(root)
-        await self.tracker.wait(root, wanted, timeout, self._progress)
+        await self.tracker.wait(root, wanted, timeout, lambda: self._progress(root))
 
-    def _progress(self) -> object:
-        """Changes while pieces come from the client or leave for hosts, and while the client is away. The small deltas
-        of saves do not count: they may follow each other for ever."""
-        connection = self._uploader.connection()
-        return (self._supplied, self._bytes_sent // _PROGRESS, connection) if connection is not None else object()
+    def _progress(self, root: bytes) -> int | None:
+        """Grows while pieces come from the client or leave for hosts. None while the client is away and has pieces that
+        are missing here. The small deltas of saves do not count: they may follow each other for ever."""
+        if not self._uploader.connected() and not self._store.ready(root):
+            return None
+        return self._supplied + self._bytes_sent // _PROGRESS
 
     @property
     def _bytes_sent(self) -> int:

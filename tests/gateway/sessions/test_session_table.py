@@ -50,6 +50,17 @@ def test_the_reasons_of_the_sessions_that_ended_last_are_kept() -> None:
     assert (newest.kind, oldest.kind) == ("died", "unknown")
 
 
+def test_sessions_that_end_in_order_do_not_displace_one_that_someone_may_look_for() -> None:
+    sessions = started("night")
+    sessions.named("night", "night")
+    sessions.exited("night", "exited", "", now=0)
+    for number in range(2 * MAX_GONE):
+        sessions.admit(f"s{number}", "other", resume=False, now=0)
+        sessions.ended(f"s{number}", "the client ended the session")
+        sessions.exited(f"s{number}", "exited", "", now=0)
+    assert [name for name, _, _ in sessions.ended_of("me", now=1)] == ["night"]
+
+
 def test_ended_sessions_that_someone_may_look_for_are_listed_for_their_owner() -> None:
     sessions = started("died", "ended", "night", "other")
     sessions.named("night", "evening")

@@ -7,6 +7,7 @@ Nothing starts until the client offers a version. Then each host of the session 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -26,6 +27,7 @@ from meshgate_sync.distribution.distributor import THE_GATEWAY, DecodedOffer, Di
 from meshgate_sync.errors import BaseUnknown, HostsBehind, SyncError
 from meshgate_sync.store.home import default_home
 from meshgate_sync.upload import (
+    Patience,
     SyncGone,
     SyncNeed,
     SyncOffer,
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 OFFER_TIMEOUT = 120.0  # seconds in which a connected client offers a version that a spawn names
 DISTRIBUTION_TIMEOUT = 600.0  # seconds without progress on its way to the hosts
+LOOK_INTERVAL = 1.0  # seconds
 MAX_BASES_NAMED = 64
 MAX_REASON = 4096  # characters
 MAX_REASONS = 100_000  # bytes of JSON of all reasons in a status; a header that contains it needs up to twice as many
@@ -85,11 +88,11 @@ class CodeSync:
 
     def __init__(
         self, objects: ObjectTable, send: Send, make_agents: MakeAgents, host: str | None, metrics: EngineMetrics,
-        connection: Callable[[], object],
+        connected: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._objects, self._send, self._make_agents, self._host = objects, send, make_agents, host
         self._metrics = metrics
-        self.connection = connection  # of ``Uploader``, for the distributor
+        self.connected = connected  # of ``Uploader``, for the distributor
         self.secret = secrets.token_bytes(32)
         self._owner = secrets.token_hex(8)
         self._distributor: Distributor | None = None
@@ -238,14 +241,14 @@ class CodeSync:
 
     async def _wait_offered(self, version: _Version) -> None:
         """Raises TimeoutError. Time without the client, such as a laptop that sleeps, does not count."""
+        loop = asyncio.get_running_loop()
+        patience = Patience(OFFER_TIMEOUT, loop.time())
         while not version.offered.is_set():
-            connection = self.connection()
-            try:
-                async with async_timeout.timeout(OFFER_TIMEOUT):
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with async_timeout.timeout(min(patience.left, LOOK_INTERVAL)):
                     await version.offered.wait()
-            except asyncio.TimeoutError:
-                if connection is not None and self.connection() is connection:
-                    raise
+            if patience.ends(0 if self.connected() else None, loop.time()) and not version.offered.is_set():
+                raise asyncio.TimeoutError
 
     async def _wait_on_hosts(self, root: bytes, hosts: Sequence[str]) -> None:
         distributor = await self.start()

@@ -154,7 +154,10 @@ class Lifetimes:
             work = self._monarch.shut_down_hosts(self._lookup.attached(known))
         else:
             unusable = self._same_hosts(known)
-            work = asyncio.gather(*(self._monarch.stop_hosts(self._lookup.attached(hosts)) for hosts in unusable))
+            work = asyncio.gather(
+                *(self._monarch.stop_hosts(self._lookup.attached(hosts)) for hosts in unusable),
+                *(self._monarch.stop_procs(procs.mesh, header.reason) for procs in _spawned_apart(stopped)),
+            )
         asked = known.procs if isinstance(known, ActorMesh) else known
         complete = await self._wait_stopped(work, asked, stopped[0].ranks if stopped else None)
         for hosts in unusable:
@@ -287,3 +290,16 @@ class Lifetimes:
             for stop in late:
                 stop.cancel()
             await asyncio.gather(*stops, return_exceptions=True)
+
+
+def _spawned_apart(stopped: Sequence[_Stopped]) -> list[ProcMesh]:
+    """Those of the stopped proc meshes that Monarch does not stop with their hosts: an attachment stops only what was
+    spawned through it, and each part of a mesh without some hosts has one of its own."""
+    return [
+        mesh
+        for mesh, _, _ in stopped
+        if isinstance(mesh, ProcMesh)
+        and mesh.hosts is not None
+        and mesh.hosts.apart
+        and not mesh.dead.keys() >= set(ranks_of(mesh.region))
+    ]

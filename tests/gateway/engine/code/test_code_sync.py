@@ -79,11 +79,11 @@ class Synced:
         self.objects, self.sent, self.agents = ObjectTable(), Sent(), FakeAgents()
         self.made = 0
         self.metrics = EngineMetrics(lambda counts: None)
-        self.connections: list[object] = [object()]  # what is seen at each look; the last one stays
-        self.sync = CodeSync(self.objects, self.sent, self._make_agents, None, self.metrics, self._connection)
+        self.connected = [True]  # at each look; the last one stays
+        self.sync = CodeSync(self.objects, self.sent, self._make_agents, None, self.metrics, self._is_connected)
 
-    def _connection(self) -> object:
-        return self.connections.pop(0) if len(self.connections) > 1 else self.connections[0]
+    def _is_connected(self) -> bool:
+        return self.connected.pop(0) if len(self.connected) > 1 else self.connected[0]
 
     def _make_agents(self, *_: Any, **__: Any) -> FakeAgents:
         self.made += 1
@@ -189,11 +189,10 @@ async def test_a_version_that_is_not_offered_in_time_fails_the_spawn(monkeypatch
 async def test_a_spawn_waits_for_its_version_while_the_client_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_sync, "OFFER_TIMEOUT", 0.01)
     async with syncing() as synced:
-        one, other = object(), object()
-        synced.connections = [one, None, None, None, None, other, other, other]
+        synced.connected = [True, *[False] * 5, True]
         with pytest.raises(RequestFailed, match="the client did not send version"):
             await synced.sync.wait_for_version(V1, [])
-        assert len(synced.connections) == 1
+        assert synced.connected == [True]
 
 
 async def test_hosts_that_cannot_get_the_version_are_named() -> None:
