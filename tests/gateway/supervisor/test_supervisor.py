@@ -137,9 +137,11 @@ def test_hosts_outlive_the_server_and_their_losses_meanwhile_are_reported() -> N
         assert connection.command("hosts workers")["hosts"] == before
         pid = server.wait_logged_times("serving", 2)[-1]["pid"]
         os.kill(pid, signal.SIGSTOP)
-        os.kill(ready[1]["pid"], signal.SIGKILL)
+        for host in ready:
+            os.kill(host["pid"], signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
-        server.wait_logged("host ended", host="workers-1", reason="was killed by SIGKILL")
+        for rank in range(2):
+            server.wait_logged("host ended", host=f"workers-{rank}", reason="was killed by SIGKILL")
         assert "was killed by SIGKILL" in connection.command("hosts workers")["error"]
     wait_gone(*(host["pid"] for host in ready))
 
