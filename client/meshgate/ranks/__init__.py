@@ -6,9 +6,15 @@ and ends with the session. Nothing here listens on anything but loopback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from meshgate.errors import StepFailedError
+from meshgate.errors import MeshgateError, StepFailedError
+
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy, ProcMeshProxy
+    from meshgate.session.futures import FutureProxy
 
 _USES = "admin debug devices doctor exec forward gather image mount pull shell stacks top"
 OWN_MESHES = frozenset(f"meshgate_{use}" for use in _USES.split())
@@ -16,6 +22,23 @@ OWN_MESHES = frozenset(f"meshgate_{use}" for use in _USES.split())
 that no program uses for a mesh of its own."""
 
 HOSTS_TIMEOUT = 60.0  # seconds that hosts have to start a process and answer; to replace one takes minutes
+
+
+def spawn_alone(hosts: HostMeshProxy, rank: int, name: str) -> ProcMeshProxy:
+    """A process on host ``rank`` in a mesh of its own, so that a lost host does not concern the others."""
+    return hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name=name)
+
+
+def answers(asked: Mapping[str, FutureProxy[Any]], problems: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """What hosts answer, by host. Those that fail, or take longer than ``HOSTS_TIMEOUT``, are added to ``problems``."""
+    deadline = time.monotonic() + HOSTS_TIMEOUT
+    for host, future in asked.items():
+        try:
+            answer = future.get(timeout=max(0.0, deadline - time.monotonic()))
+        except (MeshgateError, TimeoutError) as error:
+            problems[host] = why_unread(error)
+        else:
+            yield host, answer
 
 
 def why_unread(error: Exception) -> str:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshgate.errors import JobError, MeshgateError
-from meshgate.ranks import HOSTS_TIMEOUT, problem_lines, why_unread
+from meshgate.errors import JobError
+from meshgate.ranks import HOSTS_TIMEOUT, answers, problem_lines, spawn_alone, why_unread
 from meshgate.ranks.forward import ForwardedPort, forward
 from meshgate.ranks.host_streams import HostStreams, spawn_streams
 from meshgate.ranks.stacks_on_host import StackReader
@@ -72,17 +72,14 @@ class Debugger:
 
     def stopped(self) -> list[Breakpoint]:
         """The threads that have stopped now, by actor and rank. ``problems`` then has the hosts that are left out."""
-        asked = [(host, host.writer.breakpoints.call_one()) for host in self._hosts.values()]
+        hosts = {f"host {rank}": host for rank, host in self._hosts.items()}
+        asked = {name: host.writer.breakpoints.call_one() for name, host in hosts.items()}
         found = []
         self.problems = {}
-        deadline = time.monotonic() + HOSTS_TIMEOUT
-        for host, future in asked:
-            try:
-                for about in future.get(timeout=max(0.0, deadline - time.monotonic())):
-                    facts = {name: about[name] for name in Breakpoint.__slots__ if name != "host_rank"}
-                    found.append(Breakpoint(**facts, host_rank=host.rank))
-            except (MeshgateError, TimeoutError) as error:
-                self.problems[f"host {host.rank}"] = why_unread(error)
+        for name, stopped in answers(asked, self.problems):
+            for about in stopped:
+                facts = {name: about[name] for name in Breakpoint.__slots__ if name != "host_rank"}
+                found.append(Breakpoint(**facts, host_rank=hosts[name].rank))
         return sorted(found, key=lambda each: (each.actor, each.rank, each.thread))
 
     def find(self, actor: str, ranks: Callable[[int], bool]) -> list[Breakpoint]:
@@ -308,14 +305,14 @@ def debug_in_editor(hosts: HostMeshProxy, procs: str, rank: int) -> EditorDebugg
     with contextlib.ExitStack() as stack:
         asked = []
         for host in range(len(hosts)):
-            spawned = hosts.slice(hosts=slice(host, host + 1)).spawn_procs(name="meshgate_stacks")
+            spawned = spawn_alone(hosts, host, "meshgate_stacks")
             stack.callback(spawned.stop)
             reader: Any = spawned.spawn("meshgate_stacks", StackReader)
             asked.append(reader.start_debugpy.call_one(procs, rank, START_TIMEOUT))
         deadline = time.monotonic() + START_TIMEOUT + HOSTS_TIMEOUT
         errors = [future.exception(max(0.0, deadline - time.monotonic())) for future in asked]
-        answers = [future.get() if error is None else None for future, error in zip(asked, errors, strict=True)]
-    found = next(((host, answer) for host, answer in enumerate(answers) if answer), None)
+        replies = [future.get() if error is None else None for future, error in zip(asked, errors, strict=True)]
+    found = next(((host, answer) for host, answer in enumerate(replies) if answer), None)
     if found is None:
         for error in filter(None, errors):  # its host may have the process
             if isinstance(error, TimeoutError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshgate.errors import JobError, MeshgateError
+from meshgate.ranks import spawn_alone
 from meshgate.ranks.on_host import StreamReader, StreamWriter
 from meshgate.ranks.streams import Event
 from meshgate.session.futures import FutureProxy
@@ -81,7 +82,7 @@ def spawn_streams(
     arrivals: Arrivals = queue.SimpleQueue()
     found = {}
     for rank in ranks:
-        procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name=name)
+        procs = spawn_alone(hosts, rank, name)
         stack.callback(procs.stop)
         found[rank] = HostStreams(rank, procs.spawn(name, StreamReader), procs.spawn(name, StreamWriter), arrivals)
     return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshgate.errors import MeshgateError, ranks_text
-from meshgate.ranks import HOSTS_TIMEOUT, OWN_MESHES, problem_lines, why_unread
+from meshgate.errors import ranks_text
+from meshgate.ranks import OWN_MESHES, answers, problem_lines, spawn_alone
 from meshgate.ranks.stacks_on_host import StackReader
 from meshgate.session.errors.failures import SNAPSHOT_ROOT
 
@@ -166,24 +166,18 @@ def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | N
     no process has one of the ranks, unless a host could not be asked.
     """
     wanted = None if ranks is None else {ranks} if isinstance(ranks, int) else set(ranks)
-    asked: list[tuple[str, Any, Any]] = []
     found: list[ProcessStacks] = []
-    problems = {}
-    try:
+    problems: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        asked = {}
         for name, hosts in meshes.items():
             for rank in range(len(hosts)):
-                procs = hosts.slice(hosts=slice(rank, rank + 1)).spawn_procs(name="meshgate_stacks")
+                procs = spawn_alone(hosts, rank, "meshgate_stacks")
+                stack.callback(procs.stop)
                 reader: Any = procs.spawn("meshgate_stacks", StackReader)
-                asked.append((f"{name}-{rank}", procs, reader.read.call_one(ANSWER_TIMEOUT)))
-        deadline = time.monotonic() + HOSTS_TIMEOUT
-        for name, _, future in asked:
-            try:
-                found += map(_process, future.get(timeout=max(0.0, deadline - time.monotonic())))
-            except (MeshgateError, TimeoutError) as error:
-                problems[name] = why_unread(error)
-    finally:
-        for _, procs, _ in asked:
-            procs.stop()
+                asked[f"{name}-{rank}"] = reader.read.call_one(ANSWER_TIMEOUT)
+        for _, read in answers(asked, problems):
+            found += map(_process, read)
     # A script stands for the actor that has started it.
     scripts = {(each.session, each.mesh, each.rank) for each in found if each.script}
     shown = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from meshgate.errors import MeshgateError
-from meshgate.ranks import HOSTS_TIMEOUT, OWN_MESHES, why_unread
+from meshgate.ranks import OWN_MESHES, answers, spawn_alone, why_unread
 from meshgate.ranks.usage_on_host import UsageReader
 
 if TYPE_CHECKING:
@@ -56,11 +55,7 @@ class UsageMeter:
     """Each host has a process of its own, so that a lost host does not concern the others. Close it after use."""
 
     def __init__(self, meshes: Mapping[str, HostMeshProxy]) -> None:
-        self._hosts = {
-            f"{name}-{rank}": hosts.slice(hosts=slice(rank, rank + 1))
-            for name, hosts in meshes.items()
-            for rank in range(len(hosts))
-        }
+        self._hosts = {f"{name}-{rank}": (hosts, rank) for name, hosts in meshes.items() for rank in range(len(hosts))}
         self._readers: dict[str, tuple[Any, Any]] = {}  # proc mesh and actor by host
 
     def __enter__(self) -> Self:
@@ -75,29 +70,25 @@ class UsageMeter:
     def read(self) -> Usage:
         """What is used now. A host that failed is tried again at the next look."""
         found, asked = Usage(), {}
-        for name, host in self._hosts.items():
+        failed: dict[str, str] = {}
+        for name in self._hosts:
             try:
-                asked[name] = self._reader(name, host).read.call_one()
+                asked[name] = self._reader(name).read.call_one()
             except MeshgateError as error:
-                self._failed(found, name, error)
-        deadline = time.monotonic() + HOSTS_TIMEOUT
-        for name, future in asked.items():
-            try:
-                _add(found, name, future.get(timeout=max(0.0, deadline - time.monotonic())))
-            except (MeshgateError, TimeoutError) as error:
-                self._failed(found, name, error)
+                failed[name] = why_unread(error)
+        for name, answer in answers(asked, failed):
+            _add(found, name, answer)
+        for name in failed:
+            self._readers.pop(name, None)  # what it was ends with the session, if it has not ended
+        found.problems.update(failed)
         found.processes.sort(key=lambda each: (each.mesh, each.rank, each.pid))
         return found
 
-    def _reader(self, name: str, host: HostMeshProxy) -> Any:
+    def _reader(self, name: str) -> Any:
         if name not in self._readers:
-            procs = host.spawn_procs(name="meshgate_top")
+            procs = spawn_alone(*self._hosts[name], "meshgate_top")
             self._readers[name] = (procs, procs.spawn("meshgate_top", UsageReader))
         return self._readers[name][1]
-
-    def _failed(self, found: Usage, name: str, error: Exception) -> None:
-        found.problems[name] = why_unread(error)
-        self._readers.pop(name, None)  # what it was ends with the session, if it has not ended
 
 
 def _add(found: Usage, name: str, answer: dict[str, Any]) -> None:

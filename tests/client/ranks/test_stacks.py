@@ -155,7 +155,7 @@ def answer(rank: int, mesh: str = "procs") -> dict[str, Any]:
 
 
 def test_each_host_is_asked_and_those_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HOSTS_TIMEOUT", 0.1)
+    monkeypatch.setattr("meshgate.ranks.HOSTS_TIMEOUT", 0.1)
     good = Hosts([answer(1), answer(0), answer(0, "meshgate_stacks"), answer(0, "stacks")], [answer(2)])
     depends = StepFailedError("read could not run because an earlier step failed: spawn_procs()\nworkers-2 is lost")
     bad = Hosts(GatewayLostError("gone"), [answer(3)], depends, GatewayLostError("gone"), None)
@@ -212,5 +212,5 @@ def test_tasks_are_threads_that_are_suspended() -> None:
 
 def test_views_leave_out_each_mesh_that_meshgate_spawns() -> None:
     sources = "".join(path.read_text() for path in CLIENT.rglob("*.py"))
-    spawned = re.findall(r'(?:spawn_procs\(name=|spawn_streams\(.*)"(\w+)"', sources)
+    spawned = re.findall(r'(?:spawn_procs\(name=|spawn_(?:streams|alone)\(.*)"(\w+)"', sources)
     assert set(spawned) == OWN_MESHES

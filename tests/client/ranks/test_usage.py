@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from meshgate import ranks
 from meshgate.errors import GatewayLostError
-from meshgate.ranks import HOSTS_TIMEOUT, usage
+from meshgate.ranks import HOSTS_TIMEOUT
 from meshgate.ranks.usage import Gpu, ProcessUsage, UsageMeter
 from meshgate.session.futures import FutureProxy
 
@@ -89,7 +90,7 @@ def test_silent_hosts_are_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) ->
             raise TimeoutError("no result within 59.99 s; the operation continues")
 
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(FutureProxy, "resolved", lambda _: Silent())
     hosts: Any = Hosts(answer(), answer(), answer())
     with UsageMeter({"workers": hosts}) as meter:
