@@ -40,6 +40,7 @@ MAX_PACK = 4 * 1024 * 1024
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0, le=2**53)]
 
+_LOOK_INTERVAL = 0.5  # seconds
 _SMALL = 256 * 1024
 _LEVEL = 3
 _LARGE_PARAMETERS = zstandard.ZstdCompressionParameters(
@@ -130,12 +131,16 @@ class SyncStatus(_Model):
 
 class Patience:
     """For how long to wait for something that moves: until nothing has for ``timeout`` seconds. ``left`` of them are
-    left."""
+    left. Look every ``pause`` seconds."""
 
     def __init__(self, timeout: float, now: float) -> None:
         self.left = self._timeout = timeout
         self._looked = now
         self._seen: object = None
+
+    @property
+    def pause(self) -> float:
+        return min(self.left, _LOOK_INTERVAL)
 
     def ends(self, seen: object, now: float) -> bool:
         """Whether it is over. What is ``seen`` differs if something has moved since the last look; None: this time does

@@ -439,7 +439,7 @@ class PushedVersions:
                 moved = self._session.progress()
                 if patience.ends(None if moved is None else (moved, reported), time.monotonic()):
                     raise StaleCodeError(_timeout_message(version, newest))
-                self._changed.wait(min(patience.left, 0.5))
+                self._changed.wait(patience.pause)
 
     def _raise_if_hopeless(self, version: str, newest: SyncStatus | None) -> None:
         if (error := self._session.error()) is not None:

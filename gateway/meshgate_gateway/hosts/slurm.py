@@ -286,7 +286,8 @@ class SlurmHosts:
             known = [self.workers.by_rank.get(rank) for rank in ranks]
             found = [worker for worker in known if worker is not None]
             lost = {worker.host.name: worker.lost for worker in found if worker.lost is not None}
-            incomplete = "".join(f"mesh {mesh!r} is incomplete: {name}: {why}" for name, why in [*lost.items()][:1])
+            name, why = next(iter(lost.items()), ("", ""))
+            incomplete = f"mesh {mesh!r} is incomplete: {name}: {why}" if lost else ""
             if self._failed is not None or self._status.ended or len(lost) == len(ranks):
                 raise HostsUnavailable(incomplete or self._failed or self._status.describe_end())
             if len(found) == len(ranks) and all(worker.connected or worker.lost for worker in found):

@@ -24,7 +24,6 @@ from ..upload import Patience
 
 _MAX_TREES = 8
 _PROGRESS = 1024 * 1024  # bytes
-_LOOK_INTERVAL = 1.0  # seconds
 THE_GATEWAY = "the gateway"
 
 
@@ -126,7 +125,7 @@ class VersionTracker:
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.setdefault(root, []).append(waiter)
             try:
-                await asyncio.wait((waiter,), timeout=min(patience.left, _LOOK_INTERVAL))
+                await asyncio.wait((waiter,), timeout=patience.pause)
             finally:
                 if waiter in self._waiters.get(root, []):
                     self._waiters[root].remove(waiter)

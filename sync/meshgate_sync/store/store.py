@@ -93,10 +93,10 @@ class Store:
             with store_errors(self.home):
                 absent = [file for file in distinct_objects(needed) if not self.objects.use(file)]
                 _require_space(self.home, sum(map(self.objects.unwritten, absent)))
-                self._fetches[delta.root] = Fetch(self.objects, tree, absent)
+                fetch = self._fetches[delta.root] = Fetch(self.objects, tree, absent)
         finally:
             self._close_assemblies()
-        return self._fetches[delta.root]
+        return fetch
 
     def tree(self, root: bytes) -> Directory | None:
         """A version that is recorded or being fetched."""

@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 
 OFFER_TIMEOUT = 120.0  # seconds in which a connected client offers a version that a spawn names
 DISTRIBUTION_TIMEOUT = 600.0  # seconds without progress on its way to the hosts
-LOOK_INTERVAL = 1.0  # seconds
 MAX_BASES_NAMED = 64
 MAX_REASON = 4096  # characters
 MAX_REASONS = 100_000  # bytes of JSON of all reasons in a status; a header that contains it needs up to twice as many
@@ -245,7 +244,7 @@ class CodeSync:
         patience = Patience(OFFER_TIMEOUT, loop.time())
         while not version.offered.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
-                async with async_timeout.timeout(min(patience.left, LOOK_INTERVAL)):
+                async with async_timeout.timeout(patience.pause):
                     await version.offered.wait()
             if patience.ends(0 if self.connected() else None, loop.time()) and not version.offered.is_set():
                 raise asyncio.TimeoutError
